@@ -1,0 +1,208 @@
+"""Strided views as XLA expressions: reading one out of a storage's value, and writing one back into it.
+
+A storage's value travels through a region as its *home*: a dense row-major array that starts at the storage's first
+byte. torch's views are `(size, stride, offset)` over that storage. Recovering slices and transposes from the strides,
+instead of recording the chain of view ops, gives views of views, `as_strided` and `.T` of a slice one canonical form:
+two programs that reach the same bytes by different view ops get the same region.
+
+`plan_view` is static and memoised; `read` and `write` turn the plan into JAX operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from .spec import JAX_DTYPE, TORCH_DTYPE, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A strided view over a storage. `offset` counts elements of `dtype`; conj and neg are torch's lazy bits."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    conj: bool = False
+    neg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlan:
+    """How a geometry is cut out of a flat array of `n` elements.
+
+    `order` lists the view's dimensions of size > 1 and stride > 0 by falling stride. With `factors`, the flat array
+    reshaped to them holds the view as the box `starts, extents`; without, it takes a gather.
+    """
+
+    size: tuple[int, ...]
+    order: tuple[int, ...]
+    factors: tuple[int, ...] | None
+    starts: tuple[int, ...]
+    extents: tuple[int, ...]
+    flat_needed: int
+    whole: bool
+
+
+def home_shape(spec: Spec) -> tuple[int, ...]:
+    """The dimensions of a dense tensor in the order in which they lie in memory, size-1 dimensions left out."""
+    order = sorted((d for d in range(len(spec.shape)) if spec.shape[d] != 1), key=lambda d: (-spec.strides[d], d))
+    return tuple(spec.shape[d] for d in order)
+
+
+def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a view touches one gapless block of memory, each element once (torch: non-overlapping and dense)."""
+    expected = 1
+    for st, sz in sorted((st, sz) for sz, st in zip(size, stride, strict=True) if sz != 1):
+        if st != expected:
+            return sz == 0 or 0 in size
+        expected *= sz
+    return True
+
+
+def overlaps_itself(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether two indices of a view may reach one element (torch's conservative test: strides cover their extents)."""
+    if 0 in size:
+        return False
+    reach = 0
+    for st, sz in sorted((st, sz) for sz, st in zip(size, stride, strict=True) if sz != 1):
+        if st <= reach:
+            return True
+        reach += st * (sz - 1)
+    return False
+
+
+@functools.lru_cache(maxsize=8192)
+def plan_view(n: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> ViewPlan:
+    """Plan a view of `size, stride, offset` over a flat array of `n` elements."""
+    dims = [d for d in range(len(size)) if size[d] != 1 and stride[d] != 0]
+    order = tuple(sorted(dims, key=lambda d: (-stride[d], d)))
+    extents = tuple(size[d] for d in order)
+    steps = [stride[d] for d in order]
+    gather = ViewPlan(size, order, None, (), extents, n, False)
+    if 0 in size:
+        return gather
+    if any(a % b or a == b for a, b in zip(steps, steps[1:], strict=False)):
+        return gather
+    inner = steps[-1] if steps else 1
+    if not steps:
+        return ViewPlan(size, order, (n,), (offset,), (1,), n, n == 1)
+    rest, starts = offset, []
+    for step in steps:
+        starts.append(rest // step)
+        rest %= step
+    factors = [a // b for a, b in zip(steps, steps[1:], strict=False)]
+    if any(s + e > f for s, e, f in zip(starts[1:], extents[1:], factors, strict=True)):
+        return gather
+    rows = starts[0] + extents[0]
+    if n % steps[0] == 0:
+        rows = n // steps[0]
+    full = (rows, *factors, inner)
+    box = (*extents, 1)
+    whole = offset == 0 and inner == 1 and math.prod(full) == n and box == full
+    return ViewPlan(size, order, full, (*starts, rest), box, rows * steps[0], whole)
+
+
+def _flat_to_box(flat: jax.Array, plan: ViewPlan) -> jax.Array:
+    assert plan.factors is not None
+    if flat.size < plan.flat_needed:
+        flat = lax.pad(flat, np.zeros((), flat.dtype), [(0, plan.flat_needed - flat.size, 0)])
+    elif flat.size > plan.flat_needed:
+        flat = lax.slice(flat, (0,), (plan.flat_needed,))
+    return flat.reshape(plan.factors)
+
+
+def _view_dims(plan: ViewPlan, sorted_values: jax.Array) -> jax.Array:
+    """Put the dimensions back into the view's order, and broadcast those of size 1 or stride 0."""
+    positions = {d: i for i, d in enumerate(plan.order)}
+    kept = [d for d in range(len(plan.size)) if d in positions]
+    return lax.broadcast_in_dim(
+        sorted_values.transpose([positions[d] for d in kept]), plan.size, tuple(kept)
+    )
+
+
+def _flat_index(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> jax.Array:
+    index = jnp.full(size, offset, jnp.int64)
+    for d, st in enumerate(stride):
+        index = index + lax.broadcasted_iota(jnp.int64, size, d) * st
+    return index
+
+
+def reinterpret(flat: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """The bytes of a flat array as a flat array of another dtype (`Tensor.view(dtype)`, `view_as_real`)."""
+    want = JAX_DTYPE[dtype]
+    have = np.dtype(flat.dtype)
+    if have == want:
+        return flat
+    if have.kind == "c":
+        parts = jnp.stack([flat.real, flat.imag], -1).reshape(-1)
+        return reinterpret(parts, dtype)
+    if want.kind == "c":
+        part = torch.float32 if want.itemsize == 8 else torch.float64
+        pairs = reinterpret(flat, part).reshape(-1, 2)
+        return lax.complex(pairs[:, 0], pairs[:, 1])
+    # XLA has no bitcast for predicates; torch stores them as bytes 0 and 1.
+    if have.kind == "b":
+        return reinterpret(flat.astype(jnp.uint8), dtype)
+    if want.kind == "b":
+        return reinterpret(flat, torch.uint8) != 0
+    if want.itemsize > have.itemsize:
+        flat = flat.reshape(-1, want.itemsize // have.itemsize)
+    return lax.bitcast_convert_type(flat, want).reshape(-1)
+
+
+def read(home: jax.Array, g: Geometry) -> jax.Array:
+    """The view `g` of a storage whose value is `home`: an array of shape `g.size` and dtype `g.dtype`."""
+    n = home.size * np.dtype(home.dtype).itemsize // g.dtype.itemsize
+    plan = plan_view(n, g.size, g.stride, g.offset)
+    same = np.dtype(home.dtype) == JAX_DTYPE[g.dtype]
+    if plan.whole and same:
+        out = _view_dims(plan, home.reshape(plan.extents[:-1]))
+    else:
+        flat = reinterpret(home.reshape(-1), g.dtype)
+        if 0 in g.size:
+            out = jnp.zeros(g.size, flat.dtype)
+        elif plan.factors is None:
+            out = flat.at[_flat_index(g.size, g.stride, g.offset)].get(mode="promise_in_bounds")
+        else:
+            stops = tuple(s + e for s, e in zip(plan.starts, plan.extents, strict=True))
+            box = lax.slice(_flat_to_box(flat, plan), plan.starts, stops)
+            out = _view_dims(plan, box.reshape(tuple(g.size[d] for d in plan.order)))
+    if g.conj:
+        out = jnp.conj(out)
+    return -out if g.neg else out
+
+
+def write(home: jax.Array, g: Geometry, values: Any) -> jax.Array:
+    """`home` with the view `g` overwritten by `values` (shape `g.size`). The view must not overlap itself."""
+    if 0 in g.size:
+        return home
+    values = -values if g.neg else values
+    values = jnp.conj(values) if g.conj else values
+    values = jnp.asarray(values, JAX_DTYPE[g.dtype])
+    flat = reinterpret(home.reshape(-1), g.dtype)
+    plan = plan_view(flat.size, g.size, g.stride, g.offset)
+    if plan.factors is None:
+        out = flat.at[_flat_index(g.size, g.stride, g.offset)].set(values, mode="promise_in_bounds")
+    else:
+        kept = sorted(plan.order)
+        compact = values.reshape(tuple(g.size[d] for d in kept))
+        box = compact.transpose([kept.index(d) for d in plan.order]).reshape(plan.extents)
+        if plan.whole:
+            out = box.reshape(-1)
+        else:
+            updated = lax.dynamic_update_slice(_flat_to_box(flat, plan), box, plan.starts).reshape(-1)
+            # A view that leaves a ragged tail: what lies behind the box was not part of the reshape.
+            out = updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])
+    if flat.dtype != home.dtype:
+        out = reinterpret(out, TORCH_DTYPE[np.dtype(home.dtype)])
+    return out.reshape(home.shape)

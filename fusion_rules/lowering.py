@@ -1,0 +1,177 @@
+"""Lower one op: promote the arguments as torch does, call the row, and hold the result to the promised specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
+from torch._prims_common import elementwise_dtypes
+
+from .rule import Rule, rule_for
+from .spec import JAX_DTYPE, Spec, torch_dtype
+
+
+class NoLowering(Exception):
+    """An op that has neither a row nor a decomposition, or whose row declines these arguments: run it as an island."""
+
+
+class LoweringError(Exception):
+    """A row broke its contract (wrong shape or number of results): a defect of this library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that only values reveal. `bad` is a 0-d bool array; `value` the offending number, if there is one.
+
+    `error` is the name of eager's exception type, `message` its text with `{value}` where eager prints the number.
+    """
+
+    bad: jax.Array
+    value: jax.Array
+    error: str
+    message: str
+
+
+@dataclass
+class Context:
+    """What a lowering may ask for besides its arguments: the specs of its outputs, and where to put checks."""
+
+    out: tuple[Spec, ...]
+    checks: list[Check] = field(default_factory=list)
+    bounds: bool = True
+
+    def check(self, bad: jax.Array, error: str, message: str, value: jax.Array | int = 0) -> None:
+        """Ask for `error(message)` at the next sync point if `bad` turns out true."""
+        if self.bounds:
+            self.checks.append(Check(bad, jnp.asarray(value, jnp.int64), error, message))
+
+    def check_index(self, index: jax.Array, low: int, high: int, error: str, message: str) -> None:
+        """Ask for `error` if any element of an integer `index` lies outside `[low, high)`."""
+        if not self.bounds or index.size == 0:
+            return
+        outside = (index < low) | (index >= high)
+        bad = outside.any()
+        self.check(bad, error, message, jnp.where(outside, index, 0).reshape(-1)[jnp.argmax(outside)])
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """A Python number that is an input of the region: a 0-d array, and the Python type that promotion looks at."""
+
+    value: jax.Array
+    kind: type
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply `fn` to every leaf of nested lists and tuples (the only containers in ATen arguments)."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_leaves(fn, x) for x in tree)
+    return fn(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of nested lists, tuples and dicts, in order."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [leaf for x in tree for leaf in leaves(x)]
+    return [tree]
+
+
+def computation_dtype(args: Any, kwargs: dict[str, Any], kind: Promote) -> torch.dtype:
+    """torch's computation dtype for elementwise arguments (arrays, `Hoisted`, Python numbers; the rest is ignored)."""
+    seen: list[Any] = []
+    for leaf in leaves([args, kwargs]):
+        if isinstance(leaf, Hoisted):
+            seen.append(leaf.kind(1))
+        elif isinstance(leaf, (bool, int, float, complex)):
+            seen.append(leaf)
+        elif isinstance(leaf, (jax.Array, np.ndarray)):
+            seen.append(torch.empty((1,) * leaf.ndim, dtype=torch_dtype(leaf), device="meta"))
+    return elementwise_dtypes(*seen, type_promotion_kind=kind)[0]
+
+
+def _converter(dtype: torch.dtype | None) -> Callable[[Any], Any]:
+    """Numbers and arrays to `dtype`; with None only unwrap `Hoisted`."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, Hoisted):
+            leaf = leaf.value
+        elif not isinstance(leaf, (jax.Array, np.ndarray)):
+            return leaf
+        return leaf if dtype is None else leaf.astype(JAX_DTYPE[dtype])
+
+    return convert
+
+
+def apply_rule(rule: Rule, cx: Context, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a row with its arguments promoted as it asks."""
+    dtype = None if rule.promote is None else computation_dtype(args, kwargs, rule.promote)
+    convert = _converter(dtype)
+    args = [map_leaves(convert, a) for a in args]
+    kwargs = {k: map_leaves(convert, v) for k, v in kwargs.items()}
+    # Python numbers that were kept: promoted rows want them as numbers still (an exponent, a dimension).
+    return rule.lower(cx, *args, **kwargs)
+
+
+def conform(op: str, results: Any, out: tuple[Spec, ...]) -> tuple[jax.Array, ...]:
+    """Results as a flat tuple in the promised dtypes.
+
+    Raises:
+        LoweringError: the number or a shape differs from what torch promises; nothing is broadcast silently.
+    """
+    flat = [r for r in leaves(results)] if isinstance(results, (list, tuple)) else [results]
+    if len(flat) != len(out):
+        raise LoweringError(f"the lowering of {op} returned {len(flat)} results, torch has {len(out)}")
+    done = []
+    for result, spec in zip(flat, out, strict=True):
+        array = jnp.asarray(result)
+        if tuple(array.shape) != spec.shape:
+            raise LoweringError(f"the lowering of {op} returned shape {tuple(array.shape)}, torch has {spec.shape}")
+        done.append(to_dtype(array, spec.dtype))
+    return tuple(done)
+
+
+def to_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Convert as torch does: complex to real drops the imaginary part, float to bool is `!= 0`."""
+    want = JAX_DTYPE[dtype]
+    have = np.dtype(x.dtype)
+    if have == want:
+        return x
+    if have.kind == "c" and want.kind not in "cb":
+        x = x.real
+    return x.astype(want)
+
+
+def lower(op: OpOverload, args: Any, kwargs: dict[str, Any], out: tuple[Spec, ...], bounds: bool = True) -> tuple[
+    tuple[jax.Array, ...], list[Check]
+]:
+    """Lower one functional overload.
+
+    Args:
+        op: a functional overload (see `functional_twin`).
+        args, kwargs: its arguments, with JAX arrays for tensors and `Hoisted` for hoisted numbers.
+        out: specs of its outputs, in order; outputs that are None or absent are not counted.
+
+    Returns:
+        One array per output spec, and the checks that the caller has to evaluate.
+
+    Raises:
+        NoLowering: there is no way to lower it; run it as an island.
+    """
+    cx = Context(out, bounds=bounds)
+    rule = rule_for(op)
+    if rule is None:
+        from .decompose import lower_by_decomposition
+
+        results = lower_by_decomposition(op, args, kwargs, cx)
+    else:
+        results = apply_rule(rule, cx, args, kwargs)
+    return conform(str(op), results, out), cx.checks

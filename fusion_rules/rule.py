@@ -1,0 +1,142 @@
+"""The table of lowerings: one `Rule` per ATen overload, entered by the family modules.
+
+Only functional overloads have rows. In-place and `out=` overloads find the row of their functional twin through
+`functional_twin`, so a rule is written once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
+
+Lowering = Callable[..., Any]
+
+
+class OpClass(str, Enum):
+    """What an op does to memory: the only thing that the named fusion rules look at."""
+
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    CONTRACTION = "contraction"  # matmul family
+    CONVOLUTION = "convolution"
+    WINDOW = "window"  # pooling, interpolation
+    NORMALIZATION = "normalization"  # statistics, then pointwise
+    SCAN = "scan"  # cumulative ops
+    SHAPE = "shape"  # moves elements: cat, pad, flip, copy
+    GATHER = "gather"
+    SCATTER = "scatter"
+    FACTORY = "factory"
+    SORT = "sort"
+    LINALG = "linalg"
+    FFT = "fft"
+    OPTIMIZER = "optimizer"  # foreach and fused optimizer steps
+    COMPOSITE = "composite"  # lowered through torch's own decomposition
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one ATen overload is lowered to JAX.
+
+    `lower(cx, *args, **kwargs)` takes the overload's own arguments, with JAX arrays for tensors and 0-d arrays for
+    hoisted scalars, and returns an array or a tuple of arrays, one for each output. With `promote`, tensors and
+    scalars arrive already converted to torch's computation dtype. The caller converts results to `cx.out` dtypes.
+
+    `keep` names schema arguments of type Scalar that stay Python numbers (an exponent, a dimension bound);
+    `hoist` names float, int or bool arguments that become inputs of the region although the schema calls them
+    attributes (a learning rate). Every other Scalar is hoisted, everything else is structural.
+    """
+
+    op: str
+    cls: OpClass
+    lower: Lowering
+    promote: Promote | None = None
+    keep: frozenset[str] = frozenset()
+    hoist: frozenset[str] = frozenset()
+    note: str = ""
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    ops: str | Iterable[str],
+    cls: OpClass,
+    *,
+    promote: Promote | None = None,
+    keep: Iterable[str] = (),
+    hoist: Iterable[str] = (),
+    note: str = "",
+) -> Callable[[Lowering], Lowering]:
+    """Decorator: enter one lowering for one or several overloads, named without namespace ("add.Tensor") or with.
+
+    >>> @rule("relu.default", OpClass.POINTWISE, promote=Promote.DEFAULT)
+    ... def relu(cx, x): ...
+    """
+
+    def enter(lower: Lowering) -> Lowering:
+        for op in [ops] if isinstance(ops, str) else ops:
+            name = op if op.count(".") > 1 else f"aten.{op}"
+            if name in RULES:
+                raise ValueError(f"{name} has two lowerings: {RULES[name].lower!r} and {lower!r}")
+            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), note)
+        return lower
+
+    return enter
+
+
+def _is_out(argument: torch.Argument) -> bool:
+    return argument.is_out
+
+
+def _plain(argument: torch.Argument) -> tuple[str, str]:
+    return argument.name, str(argument.type)
+
+
+@functools.lru_cache(maxsize=None)
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """The functional overload that computes what `op` writes: itself, or `add.Tensor` for `add_.Tensor` and `add.out`.
+
+    None where ATen has no such overload.
+    """
+    schema = op._schema
+    if not schema.is_mutable:
+        return op
+    namespace, _, base = schema.name.partition("::")
+    wanted = [_plain(a) for a in schema.arguments if not a.is_out]
+    names = [base] if any(a.is_out for a in schema.arguments) else [base.removesuffix("_"), base, f"{base}_functional"]
+    for name in names:
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is None:
+            continue
+        for overload in packet.overloads():
+            candidate = getattr(packet, overload)
+            if not candidate._schema.is_mutable and [_plain(a) for a in candidate._schema.arguments] == wanted:
+                return candidate
+    return None
+
+
+@functools.lru_cache(maxsize=None)
+def rule_for(op: OpOverload) -> Rule | None:
+    """The row for an overload or for its functional twin; None if it has to be decomposed or run as an island."""
+    twin = functional_twin(op)
+    return None if twin is None else RULES.get(str(twin))
+
+
+@functools.lru_cache(maxsize=None)
+def hoisted_names(op: OpOverload) -> frozenset[str]:
+    """The arguments of `op` whose Python numbers are inputs of a region instead of constants in it.
+
+    An op without a row hoists nothing: a decomposition may branch on its numbers.
+    """
+    found = rule_for(op)
+    if found is None:
+        return frozenset()
+    scalars = {a.name for a in op._schema.arguments if "number" in str(a.type) or "Scalar" in str(a.real_type)}
+    return frozenset(scalars - found.keep | found.hoist)

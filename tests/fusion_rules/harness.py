@@ -1,0 +1,167 @@
+"""Check lowerings alone, without the runtime: every ATen op of a program runs natively and through its lowering.
+
+As a command it sweeps torch's op_db: `python -m tests.fusion_rules.harness sin add --dtypes float32,int64`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fused_eager.fusion_rules.lowering import Hoisted, NoLowering, leaves, lower, map_leaves
+from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
+from fused_eager.fusion_rules.spec import JAX_DTYPE, spec_of
+
+SEEDED = torch.Tag.nondeterministic_seeded
+
+
+def to_jax(t: torch.Tensor) -> jax.Array:
+    """A JAX array with the values of a tensor, dtype kept."""
+    t = t.detach().resolve_conj().resolve_neg().contiguous()
+    if t.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        return jax.numpy.asarray(t.view(torch.int16 if t.itemsize == 2 else torch.uint8).numpy().view(JAX_DTYPE[t.dtype]))
+    return jax.numpy.asarray(t.numpy())
+
+
+def to_torch(a: jax.Array, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with the values of an array."""
+    n = np.asarray(a)
+    if like.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        raw = torch.int16 if like.itemsize == 2 else torch.uint8
+        return torch.from_numpy(np.ascontiguousarray(n).view(np.int16 if like.itemsize == 2 else np.uint8).copy()).view(
+            like.dtype).reshape(like.shape) if raw else like
+    return torch.from_numpy(np.array(n, copy=True)).reshape(like.shape)
+
+
+class LoweringCheck(TorchDispatchMode):
+    """Runs every functional op both ways and records `(op, problem)`; ops without a lowering are counted."""
+
+    def __init__(self, rtol: float | None = None, atol: float | None = None):
+        super().__init__()
+        self.rtol, self.atol = rtol, atol
+        self.problems: list[tuple[str, str]] = []
+        self.missing: collections.Counter[str] = collections.Counter()
+        self.checked: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view or SEEDED in func.tags or any(
+            a.name == "out" or a.is_out for a in func._schema.arguments
+        ):
+            return func(*args, **kwargs)
+        twin = functional_twin(func)
+        tensors = [x for x in leaves([args, kwargs]) if isinstance(x, torch.Tensor)]
+        plain = all(type(x).__module__.startswith("torch") and x.layout == torch.strided and x.dtype in JAX_DTYPE
+                    for x in tensors)
+        if twin is None or not plain:
+            self.missing[str(func)] += 1
+            return func(*args, **kwargs)
+        holes = hoisted_names(twin)
+        schema = twin._schema.arguments
+
+        def enter(name: str, value: Any) -> Any:
+            def leaf(x: Any) -> Any:
+                if isinstance(x, torch.Tensor):
+                    return to_jax(x)
+                if name in holes and type(x) in (int, float):
+                    return Hoisted(jax.numpy.asarray(x, jax.numpy.float64 if type(x) is float else jax.numpy.int64), type(x))
+                return x
+
+            return map_leaves(leaf, value)
+
+        with jax.enable_x64(True):
+            jargs = [enter(a.name, v) for a, v in zip(schema, args, strict=False)]
+            jkwargs = {k: enter(k, v) for k, v in kwargs.items()}
+        out = func(*args, **kwargs)
+        targets = [t for t in leaves([out]) if isinstance(t, torch.Tensor)]
+        if any(t.dtype not in JAX_DTYPE or t.layout != torch.strided for t in targets):
+            self.missing[str(func)] += 1
+            return out
+        try:
+            with jax.enable_x64(True):
+                # jit as the runtime does: constant folding and fusion are part of what is checked.
+                flat, tree = jax.tree.flatten([jargs, jkwargs], is_leaf=lambda x: x is None or isinstance(x, torch.dtype))
+                flat = [v for v in flat]
+                arrays = [i for i, v in enumerate(flat) if isinstance(v, jax.Array)]
+
+                def run(*values: Any) -> Any:
+                    filled = list(flat)
+                    for i, v in zip(arrays, values, strict=True):
+                        filled[i] = v
+                    a, k = jax.tree.unflatten(tree, filled)
+                    return lower(twin, a, k, tuple(spec_of(t) for t in targets))[0]
+
+                results = jax.jit(run)(*[flat[i] for i in arrays])
+        except NoLowering:
+            self.missing[str(func)] += 1
+            return out
+        except Exception as error:  # a broken row is this harness's finding, whatever it raises
+            self.problems.append((str(func), f"{type(error).__name__}: {str(error)[:300]}"))
+            return out
+        self.checked[str(func)] += 1
+        for t, r in zip(targets, results, strict=True):
+            try:
+                kw: dict[str, Any] = {} if self.rtol is None or not (t.is_floating_point() or t.is_complex()) else {
+                    "rtol": self.rtol, "atol": self.atol}
+                torch.testing.assert_close(to_torch(r, t), t.detach().resolve_conj().resolve_neg(), equal_nan=True,
+                                           check_stride=False, **kw)
+            except AssertionError as error:
+                shown = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in leaves([args, kwargs])]
+                self.problems.append((str(func), f"args {shown}: {str(error)[:400]}"))
+        return out
+
+
+jax.tree_util.register_pytree_node(Hoisted, lambda h: ((h.value,), h.kind), lambda kind, c: Hoisted(c[0], kind))
+
+
+def sweep(names: list[str] | None, dtypes: list[torch.dtype], limit: int = 40, backward: bool = True) -> LoweringCheck:
+    """Run op_db samples (forward and, where differentiable, backward) under `LoweringCheck`."""
+    mode = LoweringCheck()
+    for info in op_db:
+        if names and info.name not in names and info.formatted_name not in names:
+            continue
+        for dtype in dtypes:
+            if dtype not in info.supported_dtypes("cpu"):
+                continue
+            grad = backward and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
+            for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=grad)):
+                if i >= limit:
+                    break
+                with mode:
+                    try:
+                        out = info.op(sample.input, *sample.args, **sample.kwargs)
+                        for t in leaves([sample.output_process_fn_grad(out)]):
+                            if grad and isinstance(t, torch.Tensor) and t.requires_grad:
+                                t.sum().abs().backward(retain_graph=True)
+                    except (RuntimeError, NotImplementedError) as error:
+                        mode.problems.append((info.formatted_name, f"native: {str(error)[:150]}"))
+    return mode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="op_db names; none for all")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--limit", type=int, default=40, help="samples per op and dtype")
+    parser.add_argument("--no-backward", action="store_true")
+    args = parser.parse_args()
+    mode = sweep(args.names, [getattr(torch, d) for d in args.dtypes.split(",")], args.limit, not args.no_backward)
+    shown: collections.Counter[str] = collections.Counter()
+    for op, problem in mode.problems:
+        shown[op] += 1
+        if shown[op] <= 2:
+            print(f"FAIL {op}: {problem}")
+    print("failing:", dict(shown))
+    print("without lowering:", dict(mode.missing.most_common()))
+    print(f"{sum(mode.checked.values())} calls of {len(mode.checked)} overloads agree or are listed above")
+
+
+if __name__ == "__main__":
+    main()
