@@ -1,0 +1,10 @@
+"""`python -m fused_eager`."""
+
+from __future__ import annotations
+
+import sys
+
+from fused_eager.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The command line: a table of subcommands, each a module with a `main(argv, prog) -> exit code` of its own.
+
+Only the module of the chosen command is imported, so that `config` does not wait for what `doctor` needs.
+Exit codes: 0 success, 1 the command found something wrong, 2 it was called wrongly.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand: `module` has `main(argv, prog) -> int`, which parses what follows the command's name."""
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified"),
+    Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
+    Command("doctor", "fused_eager.doctor", "say what was found here: versions, devices, cache, known-bad combinations"),
+)
+
+
+def usage(prog: str) -> str:
+    """The help text of the whole command."""
+    width = max(len(command.name) for command in COMMANDS)
+    rows = [f"  {command.name:<{width}}  {command.help}" for command in COMMANDS]
+    return "\n".join([f"usage: {prog} COMMAND ...", "", *rows, "", f"{prog} COMMAND --help says more of each."])
+
+
+def _program() -> str:
+    name = os.path.basename(sys.argv[0])
+    return "python -m fused_eager" if name == "__main__.py" else name
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command that `argv` (`sys.argv[1:]`) names; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    prog = _program()
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage(prog), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    for command in COMMANDS:
+        if command.name == argv[0]:
+            return int(importlib.import_module(command.module).main(argv[1:], f"{prog} {command.name}"))
+    near = difflib.get_close_matches(argv[0], [command.name for command in COMMANDS], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    print(f"{prog}: there is no command {argv[0]!r}{hint}\n\n{usage(prog)}", file=sys.stderr)
+    return 2

@@ -1,0 +1,314 @@
+"""Every option of the library, once.
+
+A row of `Config` is the whole definition of an option: its name, type, default, allowed values and one line of help.
+The environment variable, the parser, the checks, the error texts and what `python -m fused_eager config` prints follow
+from the row, so adding an option is adding a row.
+
+A value comes from the first of: an explicit argument, the environment variable, the default. An explicit None, and an
+environment variable that is empty, mean "not given". Text (from the environment or a command line) is parsed once,
+here; an argument must already have the option's type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_type_hints
+
+PREFIX = "FUSED_EAGER_"
+
+Mode = Literal["debug", "strict", "fused", "off"]
+
+
+class OptionError(ValueError):
+    """A wrong option name or value. The text says what was given, where it came from and what is allowed."""
+
+
+def _row(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The options of one context. A `Config` that exists is valid: a wrong value raises `OptionError` at construction."""
+
+    mode: Mode = _row("fused", "how ops run: one at a time and checked, one at a time, in fused regions, or untouched")
+    compile: Literal["blocking", "background"] = _row(
+        "blocking", "wait for the compiler (reproducible bit for bit), or run on ATen until it is done"
+    )
+    random: Literal["native", "fused"] = _row(
+        "native", "the numbers plain eager draws, or faster and different ones drawn inside the regions"
+    )
+    max_pending: int = _row(4096, "ops that may be pending before they are run without being asked for", minimum=1)
+    max_region: int = _row(1024, "ops that one region may hold", minimum=1)
+    log: Literal["", "ops", "plans"] = _row("", "print each op with its shapes and call site, or each plan")
+    check_nan: bool = _row(False, "find the op that first makes a NaN or an infinity (in mode debug)")
+    check_bounds: bool = _row(True, "raise for an index that is out of range")
+    islands: Literal["allow", "warn", "refuse"] = _row(
+        "allow", "ops that run natively between regions: silent, said once per op, or an error"
+    )
+    report: str = _row("", "file that the event log is written to as the program runs; empty: none")
+    cache: str = _row("", "where compiled regions are kept: URLs, nearest first, with commas; empty: the local default")
+    validate: bool | None = _row(None, "check what each stage hands on; auto: in modes debug and strict")
+    progress: bool = _row(True, "after one second of waiting, say what is being waited for")
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            option.check(getattr(self, name))
+
+    def replace(self, **options: object) -> Config:
+        """This configuration with `options` (name to value; None: leave as it is) changed.
+
+        Raises `OptionError` for a name that does not exist or a value that is not allowed.
+        """
+        for name in options:
+            find(name)
+        given = {name: _as_text(value) for name, value in options.items() if value is not None}
+        return dataclasses.replace(self, **given) if given else self
+
+    @property
+    def validates(self) -> bool:
+        """Whether the stages check their results: `validate`, or what the mode says where that is None."""
+        return self.mode in ("debug", "strict") if self.validate is None else self.validate
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the values of one type look like: in words, from text, and as a value."""
+
+    words: str
+    parse: Callable[[str], Any]  # raises ValueError
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of `Config`, as data."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+
+    @property
+    def env(self) -> str:
+        """The environment variable that sets the option."""
+        return PREFIX + self.name.upper()
+
+    def parse(self, text: str, origin: str) -> Any:
+        """The value that `text` spells; `origin` is where the text came from, in words. Raises `OptionError`."""
+        try:
+            value = self.kind.parse(text)
+        except ValueError:
+            raise self._refusal(text, origin) from None
+        if not self.kind.accepts(value):
+            raise self._refusal(text, origin)
+        return value
+
+    def check(self, value: object, origin: str = "an argument") -> None:
+        """Raise `OptionError` unless `value` is one of the option's."""
+        if not self.kind.accepts(value):
+            raise self._refusal(value, origin)
+
+    def _refusal(self, given: object, origin: str) -> OptionError:
+        return OptionError(
+            f"option {self.name!r} cannot be {given!r} (from {origin}); allowed: {self.kind.words}; "
+            f"default: {spell(self.default)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The value of one option now, and where it came from: "argument", "default", or the environment variable."""
+
+    option: Option
+    value: Any
+    origin: str
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _number(kind: type, words: str, minimum: float | None, maximum: float | None) -> Kind:
+    low, high = -math.inf if minimum is None else minimum, math.inf if maximum is None else maximum
+    limits = [f"at least {minimum}"] * (minimum is not None) + [f"at most {maximum}"] * (maximum is not None)
+
+    def accepts(value: Any) -> bool:
+        # bool is an int to Python; max_region=True is a mistake. An int is a fine float.
+        right = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        return right and low <= value <= high
+
+    return Kind(" ".join([words, " and ".join(limits)]).strip(), kind, accepts)
+
+
+def _choice(values: tuple[str, ...]) -> Kind:
+    words = ", ".join(value or '"" (nothing)' for value in values)
+    return Kind(words, str, lambda value: isinstance(value, str) and value in values)
+
+
+def _kind(annotation: Any, row: dataclasses.Field[Any]) -> Kind:
+    low, high = row.metadata["minimum"], row.metadata["maximum"]
+    if annotation is int:
+        return _number(int, "a whole number", low, high)
+    if annotation is float:
+        return _number(float, "a number", low, high)
+    if annotation is bool:
+        return Kind("true, false (1/0, yes/no, on/off)", _parse_bool, lambda value: isinstance(value, bool))
+    if annotation == bool | None:
+        return Kind(
+            "true, false (1/0, yes/no, on/off), auto",
+            lambda text: None if text.strip().lower() == "auto" else _parse_bool(text),
+            lambda value: value is None or isinstance(value, bool),
+        )
+    if annotation is str:
+        return Kind("any text", str, lambda value: isinstance(value, str))
+    choices = get_args(annotation)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return _choice(choices)
+    raise TypeError(f"no parser for the type of option {row.name!r}: {annotation}")
+
+
+def _options() -> Mapping[str, Option]:
+    types = get_type_hints(Config)
+    rows = dataclasses.fields(Config)
+    return MappingProxyType(
+        {row.name: Option(row.name, _kind(types[row.name], row), row.default, row.metadata["help"]) for row in rows}
+    )
+
+
+OPTIONS: Mapping[str, Option] = _options()
+_ENVS = tuple(option.env for option in OPTIONS.values())
+
+
+def _as_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def spell(value: object) -> str:
+    """The text that parses to `value`."""
+    words: dict[object, str] = {None: "auto", True: "true", False: "false", "": '""'}
+    return words[value] if value is None or isinstance(value, (bool, str)) and value in words else str(value)
+
+
+def find(name: str, origin: str = "an argument") -> Option:
+    """The option called `name`. Raises `OptionError` with the nearest name and all of them."""
+    if name in OPTIONS:
+        return OPTIONS[name]
+    raise OptionError(_unknown("option", name, origin, list(OPTIONS)))
+
+
+def _unknown(what: str, given: str, origin: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no {what} {given!r} (from {origin}){hint} Known: {', '.join(known)}"
+
+
+def _environment(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The texts of all options in `environ`, in the registry's order, "" where unset. Refuses unknown variables."""
+    for name in environ:
+        if name.startswith(PREFIX) and name not in _ENVS:
+            raise OptionError(_unknown("environment variable", name, "the environment", list(_ENVS)))
+    return tuple(environ.get(env, "") for env in _ENVS)
+
+
+_parsed: dict[tuple[str, ...], Config] = {}
+
+
+def _from_environment(environ: Mapping[str, str]) -> Config:
+    texts = _environment(environ)
+    # A context may be entered in a loop: the texts of the last few environments are parsed once.
+    config = _parsed.get(texts)
+    if config is None:
+        if len(_parsed) >= 64:
+            _parsed.clear()
+        options = zip(OPTIONS.values(), texts, strict=True)
+        values = {row.name: row.parse(text, f"environment variable {row.env}") for row, text in options if text}
+        config = _parsed[texts] = Config(**values)
+    return config
+
+
+def resolve(options: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Config:
+    """The configuration that `options` (name to typed value; None: not given) and `environ` (`os.environ`) make.
+
+    Raises `OptionError` for an unknown option or FUSED_EAGER variable, or a value that is not allowed, even where a
+    stronger source would have hidden it.
+    """
+    config = _from_environment(os.environ if environ is None else environ)
+    return config.replace(**options) if options else config
+
+
+def settings(
+    options: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Setting, ...]:
+    """Every option with its value and where that came from, in the registry's order. Raises as `resolve` does."""
+    environ = os.environ if environ is None else environ
+    config = resolve(options, environ)
+    given = {name for name, value in (options or {}).items() if value is not None}
+    rows = []
+    for option in OPTIONS.values():
+        origin = "argument" if option.name in given else option.env if environ.get(option.env) else "default"
+        rows.append(Setting(option, getattr(config, option.name), origin))
+    return tuple(rows)
+
+
+def parse_assignment(text: str, origin: str) -> tuple[str, Any]:
+    """Name and typed value of a "name=value" from a command line. Raises `OptionError`."""
+    name, equals, value = text.partition("=")
+    option = find(name.strip().replace("-", "_"), origin)
+    if not equals:
+        raise OptionError(f"{text!r} (from {origin}) names no value; write {option.name}=VALUE: {option.kind.words}")
+    return option.name, option.parse(value, origin)
+
+
+def describe(rows: tuple[Setting, ...]) -> str:
+    """The registry with its values now, for a person."""
+    lines = []
+    for row in rows:
+        option = row.option
+        lines.append(f"{option.name} = {spell(row.value)}   ({row.origin})")
+        lines.append(f"    {option.help}")
+        lines.append(f"    {option.kind.words}; default {spell(option.default)}; {option.env}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str], prog: str) -> int:
+    """`config`: print the registry with the values that a program started now would get."""
+    parser = argparse.ArgumentParser(prog=prog, description=main.__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of objects, one for each option")
+    arguments = parser.parse_args(argv)
+    try:
+        rows = settings()
+    except OptionError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        fields = [
+            {
+                "name": row.option.name,
+                "value": row.value,
+                "origin": row.origin,
+                "default": row.option.default,
+                "allowed": row.option.kind.words,
+                "environment": row.option.env,
+                "help": row.option.help,
+            }
+            for row in rows
+        ]
+        print(json.dumps(fields, indent=2))
+    else:
+        print(describe(rows))
+    return 0
