@@ -156,15 +156,17 @@ def evaluate(model: nn.Module, ids: Tensor, batch: int, seq: int, batches: int =
 
 
 @torch.no_grad()
-def sample(model: GPT, text: Text, length: int, prompt: str = "The ", temperature: float = 0.8) -> str:
-    """Continue the prompt by `length` characters."""
+def sample(model: GPT, text: Text, length: int, temperature: float = 0.8) -> str:
+    """Continue the first window of the held-out text by `length` characters. Returns the new ones."""
     model.eval()
-    ids = torch.tensor([[text.alphabet.index(char) for char in prompt]])
+    context = text.held_out[None, : model.seq]
+    written = []
     for _ in range(length):
-        logits = model(ids[:, -model.seq :])[:, -1] / temperature
-        ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+        logits = model(context)[:, -1] / temperature
+        written.append(torch.multinomial(logits.softmax(-1), 1))
+        context = torch.cat([context[:, 1:], written[-1]], dim=1)
     model.train()
-    return "".join(text.alphabet[i] for i in ids[0].tolist())
+    return "".join(text.alphabet[i] for i in torch.cat(written).flatten().tolist())
 
 
 @dataclass
