@@ -25,7 +25,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified"),
     Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
-    Command("doctor", "fused_eager.doctor", "say what was found here: versions, devices, cache, known-bad combinations"),
+    Command("doctor", "fused_eager.doctor", "say what was found: versions, devices, cache, known-bad combinations"),
 )
 
 

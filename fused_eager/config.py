@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
+from fused_eager.errors import FusedEagerError
+
 PREFIX = "FUSED_EAGER_"
 
 Mode = Literal["debug", "strict", "fused", "off"]
 
 
-class OptionError(ValueError):
+class OptionError(FusedEagerError, ValueError):
     """A wrong option name or value. The text says what was given, where it came from and what is allowed."""
 
 
@@ -38,7 +40,7 @@ def _row(default: Any, help: str, *, minimum: float | None = None, maximum: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The options of one context. A `Config` that exists is valid: a wrong value raises `OptionError` at construction."""
+    """The options of one context. One that exists is valid: a wrong value raises `OptionError` at construction."""
 
     mode: Mode = _row("fused", "how ops run: one at a time and checked, one at a time, in fused regions, or untouched")
     compile: Literal["blocking", "background"] = _row(
@@ -71,7 +73,7 @@ class Config:
         """
         for name in options:
             find(name)
-        given = {name: _as_text(value) for name, value in options.items() if value is not None}
+        given: dict[str, Any] = {name: _as_text(value) for name, value in options.items() if value is not None}
         return dataclasses.replace(self, **given) if given else self
 
     @property
@@ -200,8 +202,11 @@ def _as_text(value: object) -> object:
 
 def spell(value: object) -> str:
     """The text that parses to `value`."""
-    words: dict[object, str] = {None: "auto", True: "true", False: "false", "": '""'}
-    return words[value] if value is None or isinstance(value, (bool, str)) and value in words else str(value)
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) or '""'
 
 
 def find(name: str, origin: str = "an argument") -> Option:

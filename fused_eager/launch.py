@@ -7,9 +7,10 @@ What the program can see of its start is plain Python's: `sys.argv`, `sys.path[0
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib.machinery
+import importlib.util
 import os
-import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -77,45 +78,70 @@ def _set_first_path(path: str) -> None:
         sys.path[0] = path
 
 
-def _run_script(script: str) -> None:
-    # runpy.run_path would take `__main__` away again when the script ends, before its threads and atexit hooks do.
-    path = os.path.abspath(script)
+def _execute(code: types.CodeType, **attributes: object) -> None:
+    """Run `code` as `__main__`, which it stays: threads and atexit hooks of the program outlive its last line.
+
+    (runpy would take `__main__` away when the program ends, and pickling in such a hook would fail.)
+    """
+    module = types.ModuleType("__main__")
+    vars(module).update(attributes, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def _execute_spec(spec: importlib.machinery.ModuleSpec) -> None:
+    get_code = getattr(spec.loader, "get_code", None)  # a zip's loader has it, without being an InspectLoader
+    code = get_code(spec.name) if get_code else None
+    if code is None:
+        raise ImportError(f"No code object available for {spec.name}")
+    attributes = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
+    _execute(code, __spec__=spec, __package__=spec.parent, **attributes)
+
+
+def _run_module(name: str) -> None:
+    spec = importlib.util.find_spec(name)  # imports the packages that the module is in
+    if spec is not None and spec.submodule_search_locations is not None:
+        package, spec = name, importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(f"No module named {package}.__main__; {package!r} is a package and cannot be executed")
+    if spec is None:
+        raise ImportError(f"No module named {name}")
+    sys.argv[0] = spec.origin or name
+    _execute_spec(spec)
+
+
+def _run_script(path: str) -> None:
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main_module = types.ModuleType("__main__")
-    vars(main_module).update(__file__=path, __loader__=loader, __builtins__=sys.modules["builtins"], __cached__=None)
     code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
-    sys.modules["__main__"] = main_module
-    exec(code, vars(main_module))
+    _execute(code, __file__=path, __cached__=None, __loader__=loader)
 
 
-def _prepare(script: str | None, module: str | None, arguments: list[str]) -> Callable[[], object]:
-    """Set `sys.argv` and `sys.path` for the program; returns what runs it. Raises `FileNotFoundError`."""
+def _prepare(script: str | None, module: str | None, arguments: list[str]) -> Callable[[], None]:
+    """Set `sys.argv` and `sys.path` for the program; returns what runs it. Raises `FileNotFoundError` with a reason."""
     if module is not None:
         sys.argv = ["-m", *arguments]
         _set_first_path(os.getcwd())
-        return partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
+        return partial(_run_module, module)
     assert script is not None
-    if not os.path.exists(script):
-        raise FileNotFoundError(script)
+    path = os.path.join(os.getcwd(), script)  # Python does not normalise it either
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no file {script!r}")
     sys.argv = [script, *arguments]
-    if os.path.isdir(script) or not _is_source(script):
-        # A directory or zip: run_path puts it on sys.path itself, in front of an entry that plain Python would not have.
-        _set_first_path(script)
-        return partial(runpy.run_path, script, run_name="__main__")
-    _set_first_path(os.path.dirname(os.path.realpath(script)))
-    return partial(_run_script, script)
-
-
-def _is_source(path: str) -> bool:
-    with open(path, "rb") as file:
-        return b"\0" not in file.read(4096)
+    spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
+    if spec is not None:  # a directory or a zip
+        _set_first_path(path)
+        return partial(_execute_spec, spec)
+    if os.path.isdir(path):
+        raise FileNotFoundError(f"there is no __main__.py in {script!r}")
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    return partial(_run_script, path)
 
 
 def users_part(traceback: TracebackType | None) -> TracebackType | None:
-    """`traceback` from its first frame outside this package and runpy on; None where there is no such frame."""
+    """`traceback` from its first frame outside this package and importlib on; None where there is no such frame."""
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not (name.startswith(_HERE) or name in (runpy.__file__, "<frozen runpy>")):
+        if not name.startswith((_HERE, "<frozen ")):
             return traceback
         traceback = traceback.tb_next
     return None
@@ -150,11 +176,8 @@ def main(argv: list[str], prog: str) -> int:
     try:
         resolve(options)
         program = _prepare(arguments.script, arguments.module, theirs)
-    except OptionError as error:
+    except (OptionError, FileNotFoundError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except FileNotFoundError:
-        print(f"{prog}: there is no file {arguments.script!r}", file=sys.stderr)
         return 2
 
     import fused_eager

@@ -1,0 +1,57 @@
+# Every target makes .venv first and keeps it up to date; a second call finds it made and starts at once.
+#   make PYTHON=python3.12 ...   another interpreter          make test ARGS="-k views"   arguments for the tool
+#   make TORCH=torch==2.13.0     another build of torch; on Linux the default build brings the CUDA packages
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIN := $(shell grep '^torch==' constraints.txt)
+TORCH ?= $(PIN)$(if $(filter Linux,$(shell uname -s)),+cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+ARGS ?=
+
+# Torch's OpenMP threads otherwise spin at their barriers while XLA computes on the same cores.
+OMP_WAIT_POLICY ?= PASSIVE
+export OMP_WAIT_POLICY
+
+.PHONY: demo test test-full bench lint format clean
+
+demo: .venv/.made
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: .venv/.made
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-full: .venv/.made-full
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: .venv/.made
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: .venv/.made build/types
+	$(BIN)/ruff check .
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+
+format: .venv/.made
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
+
+# mypy cannot follow setuptools' package-dir, so it gets the packages as they will be installed, by links.
+.PHONY: build/types
+build/types:
+	rm -rf build/types && mkdir -p build/types/fused_eager
+	ln -s $(CURDIR)/fused_eager/* $(CURDIR)/cache $(CURDIR)/fusion_rules build/types/fused_eager/
+
+# Torch comes first and pinned to the build without CUDA; what follows is content with the one that is there.
+.venv/.made: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@$(PIP) "$(TORCH)" || { echo 'No build of torch without CUDA was found for this Python. Name an index that has one in' \
+		'PIP_EXTRA_INDEX_URL, or take the default build: make TORCH=$(PIN)' >&2; exit 1; }
+	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	@touch $@
+
+.venv/.made-full: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[test-full]'
+	@touch $@

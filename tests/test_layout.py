@@ -1,0 +1,155 @@
+"""The shape of the repository as tests: who imports whom, how long a module may be, what the public face promises."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fused_eager
+from fused_eager.config import OPTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"fused_eager": "fused_eager", "cache": "fused_eager.cache", "fusion_rules": "fused_eager.fusion_rules"}
+SOURCES = sorted(path for folder in (*FOLDERS, "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+LIMIT = 450
+
+# folder -> what it may import of this project, and what it may import of nobody's.
+LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cache": (("fused_eager.cache",), ("torch", "jax", "jaxlib")),
+    "fusion_rules": (("fused_eager.fusion_rules",), ()),
+}
+
+
+def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything that `source`, a module of `package`, imports, inside functions too.
+
+    `from a import b` counts as `a.b`, which is a's submodule or a name in it: either way it is a that is imported.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{start}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from ((node.lineno, str(a.value)) for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+def inside(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def violations(source: str, folder: str) -> list[str]:
+    """The imports by which a module in `folder` breaks the dependency direction."""
+    own, never = LAYERS[folder]
+    return [
+        f"line {line}: {name}"
+        for line, name in imports(source, FOLDERS[folder])
+        if inside(name, never) or (inside(name, ("fused_eager",)) and not inside(name, own))
+    ]
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+LAYERED = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in LAYERS]
+
+
+@pytest.mark.parametrize("path", LAYERED, ids=short)
+def test_imports_run_one_way(path: Path) -> None:
+    assert violations(path.read_text(), path.relative_to(ROOT).parts[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("cache", "import torch"),
+        ("cache", "import jax.numpy as jnp"),
+        ("cache", "from jaxlib import xla_client"),
+        ("cache", "def f():\n    from torch import nn"),
+        ("cache", "import importlib; importlib.import_module('torch')"),
+        ("cache", "import fused_eager"),
+        ("cache", "from fused_eager import events"),
+        ("cache", "from .. import events"),
+        ("cache", "from ..fusion_rules import spec"),
+        ("cache", "from fused_eager.fusion_rules.spec import Spec"),
+        ("fusion_rules", "from fused_eager.config import Config"),
+        ("fusion_rules", "from fused_eager import fused_eager"),
+        ("fusion_rules", "from fused_eager.cache import key"),
+        ("fusion_rules", "from ..context import fused_eager"),
+    ],
+)
+def test_a_wrong_import_is_seen(folder: str, line: str) -> None:
+    assert len(violations(line, folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("cache", "import hashlib, torchlike"),
+        ("cache", "from fused_eager.cache.key import Key"),
+        ("cache", "from fused_eager.cache import key"),
+        ("cache", "from . import key"),
+        ("cache", "from .key import Key"),
+        ("fusion_rules", "import torch, jax"),
+        ("fusion_rules", "from fused_eager.fusion_rules import spec"),
+    ],
+)
+def test_a_right_import_is_let_pass(folder: str, line: str) -> None:
+    assert violations(line, folder) == []
+
+
+def test_every_folder_has_modules_to_check() -> None:
+    for folder in FOLDERS:
+        assert len([path for path in SOURCES if path.relative_to(ROOT).parts[0] == folder]) > 3
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_a_person_can_read_each_module_in_one_sitting(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= LIMIT, f"{short(path)} has {lines} lines, at most {LIMIT} are allowed: split it by idea"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.read_text().strip()], ids=short)
+def test_each_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_every_environment_variable_is_in_the_registry() -> None:
+    known = {option.env for option in OPTIONS.values()}
+    texts = [*SOURCES, ROOT / "Makefile", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    unknown = {
+        f"{short(path)}: {name}"
+        for path in texts
+        for name in re.findall(r"\bFUSED_EAGER_[A-Z0-9][A-Z0-9_]*", path.read_text())
+        if name not in known
+    }
+    assert not unknown, f"add a row to fused_eager/config.py for {sorted(unknown)}"
+
+
+def test_every_package_is_installed() -> None:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {
+        ".".join([FOLDERS[parts[0]], *parts[1:]])
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("__init__.py")
+        if (parts := path.relative_to(ROOT).parts[:-1])
+    }
+    assert set(project["packages"]) == found
+    assert {project["package-dir"][name]: name for name in FOLDERS.values()} == FOLDERS
+
+
+def test_public_names_exist_and_are_documented() -> None:
+    assert fused_eager.__all__
+    for name in fused_eager.__all__:
+        thing = getattr(fused_eager, name)
+        assert (getattr(thing, "__doc__", None) or "").strip(), f"fused_eager.{name} has no docstring"
