@@ -11,6 +11,7 @@ import builtins
 import importlib.machinery
 import importlib.util
 import os
+import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from types import TracebackType
 
 from fused_eager.config import OPTIONS, OptionError, parse_assignment, resolve
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Frames that lead to a program: ours, and Python's own way of starting and finding modules (not frozen before 3.11).
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen ", runpy.__file__, importlib.util.__file__)
 _WITH_VALUE = ("--mode", "--option")
 
 
@@ -138,10 +140,9 @@ def _prepare(script: str | None, module: str | None, arguments: list[str]) -> Ca
 
 
 def users_part(traceback: TracebackType | None) -> TracebackType | None:
-    """`traceback` from its first frame outside this package and importlib on; None where there is no such frame."""
+    """`traceback` from its first frame that is not one of _OURS on; None where there is no such frame."""
     while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if not name.startswith((_HERE, "<frozen ")):
+        if not traceback.tb_frame.f_code.co_filename.startswith(_OURS):
             return traceback
         traceback = traceback.tb_next
     return None
