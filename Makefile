@@ -29,7 +29,7 @@ bench: .venv/.made
 
 lint: .venv/.made build/types
 	$(BIN)/ruff check .
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 format: .venv/.made
 	$(BIN)/ruff check --fix .
@@ -41,7 +41,7 @@ clean:
 .PHONY: build/types
 build/types:
 	rm -rf build/types && mkdir -p build/types/fused_eager
-	ln -s $(CURDIR)/fused_eager/* $(CURDIR)/cache $(CURDIR)/fusion_rules build/types/fused_eager/
+	cd build/types/fused_eager && ln -s ../../../fused_eager/* ../../../cache ../../../fusion_rules .
 
 # Torch comes first and pinned to the build without CUDA; what follows is content with the one that is there.
 .venv/.made: pyproject.toml constraints.txt
