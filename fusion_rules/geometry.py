@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,7 @@ from jax import lax
 from .spec import JAX_DTYPE, TORCH_DTYPE, Spec
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """A strided view over a storage. `offset` counts elements of `dtype`; conj and neg are torch's lazy bits."""
 
     size: tuple[int, ...]

@@ -1,0 +1,134 @@
+"""The context: `with fused_eager():` opens the front door of a thread, and closes it with everything finished."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from . import guards, run
+from .config import Config, resolve
+from .intercept import FrontDoor
+from .reasons import Reason
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Thread(threading.local):
+    door: FrontDoor | None = None
+    configs: list[Config]
+
+    def __init__(self) -> None:
+        self.configs = []
+
+
+_thread = _Thread()
+
+
+def current_door() -> FrontDoor | None:
+    """The calling thread's open front door."""
+    return _thread.door
+
+
+def current_mode() -> str:
+    """The mode of the innermost open context of this thread: "debug", "strict", "fused" or "off"."""
+    return _thread.configs[-1].mode if _thread.configs else "off"
+
+
+def sync() -> None:
+    """Finish all pending work of this thread: afterwards every tensor's memory holds its value.
+
+    Raises:
+        Exception: what a pending op would have raised in eager, with the op and its line in the message.
+    """
+    if _thread.door is not None:
+        run.settle_all(Reason("sync.call"), only=_thread.door.stream)
+
+
+class fused_eager:  # noqa: N801 (reads as a statement: `with fused_eager():`)
+    """Run the PyTorch code in the body, or in the decorated function, traced and fused on the fly.
+
+    >>> with fused_eager():
+    ...     train()
+    >>> @fused_eager(mode="strict")
+    ... def step(batch): ...
+
+    Args:
+        mode: "debug", "strict", "fused" or "off"; None takes FUSED_EAGER_MODE, else "fused". Inside another context,
+            None keeps that one's mode.
+        options: any option that `python -m fused_eager config` lists.
+
+    Raises:
+        OptionError: an unknown option or a value that is not allowed.
+    """
+
+    def __init__(self, mode: str | None = None, **options: Any):
+        self.options = {"mode": mode, **options}
+        resolve(self.options)  # a mistake is told where it is written, not where the context is entered
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with fused_eager(**self.options):
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+    def __enter__(self) -> fused_eager:
+        thread = _thread
+        config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        if thread.door is None:
+            if config.mode != "off":
+                self._open(config)
+        else:
+            self._switch(thread.door, config)
+        thread.configs.append(config)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread = _thread
+        thread.configs.pop()
+        door = thread.door
+        if door is None:
+            return
+        try:
+            if thread.configs:
+                self._switch(door, thread.configs[-1])
+            else:
+                run.settle_all(Reason("cut.exit"), only=door.stream)
+        except Exception as late:
+            if error is None:
+                raise
+            # The body's own exception wins; what the pending work raised is told with it.
+            if hasattr(error, "add_note"):
+                error.add_note(f"fused_eager: pending work failed as well: {type(late).__name__}: {late}")
+        finally:
+            if not any(c.mode != "off" for c in thread.configs):
+                self._close(door)
+
+    @staticmethod
+    def _open(config: Config) -> None:
+        door = FrontDoor(config)
+        guards.install()
+        door.__enter__()
+        _thread.door = door
+
+    @staticmethod
+    def _close(door: FrontDoor) -> None:
+        _thread.door = None
+        door.__exit__(None, None, None)
+        guards.uninstall()
+
+    @staticmethod
+    def _switch(door: FrontDoor, config: Config) -> None:
+        if config == door.stream.config:
+            return
+        if config.mode == "off":
+            run.settle_all(Reason("cut.options"), only=door.stream)
+        else:
+            run.flush(door.stream, Reason("cut.options"))
+        door.stream.config = config

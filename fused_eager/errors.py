@@ -1,0 +1,23 @@
+"""The exceptions of this library. Errors of the user's program keep eager's own types."""
+
+from __future__ import annotations
+
+
+class FusedEagerError(RuntimeError):
+    """Base of everything this library raises about itself."""
+
+
+class ValidationError(FusedEagerError):
+    """A stage handed on something that breaks its contract: a defect of this library, never of the program."""
+
+
+class IslandRefused(FusedEagerError):
+    """An op would have run natively although `islands="refuse"`."""
+
+
+class LostValue(FusedEagerError):
+    """A tensor's value was never computed because an earlier op failed; `__cause__` is that failure."""
+
+
+class ForkedChild(FusedEagerError):
+    """XLA does not survive a fork; a child process was about to use it."""

@@ -1,0 +1,186 @@
+"""Guards: what has to happen around calls that no dispatcher sees, as long as a context is open.
+
+Raw access (`numpy`, `data_ptr`, pickle, DLPack, printing) has to see finished values; `backward()` and an optimizer
+step are where a loop is cut; a new thread or process must not meet a pending value. All of it is undone when the last
+context closes: importing and leaving change nothing.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import native, run
+from .buffers import TABLE, storage_of
+from .reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One patched callable: `owner.name`, and whether it hands the tensor's memory to somebody outside."""
+
+    owner: Any
+    name: str
+    exposes: bool = False
+
+
+# Everything on this list reads a tensor's memory without going through the dispatcher.
+READERS: tuple[Guard, ...] = (
+    Guard(torch.Tensor, "numpy", exposes=True),
+    Guard(torch.Tensor, "__array__", exposes=True),
+    Guard(torch.Tensor, "__dlpack__", exposes=True),
+    Guard(torch.Tensor, "share_memory_", exposes=True),
+    Guard(torch.Tensor, "tolist"),
+    Guard(torch.Tensor, "data_ptr"),
+    Guard(torch.Tensor, "untyped_storage"),
+    Guard(torch.Tensor, "_typed_storage"),
+    Guard(torch.Tensor, "storage"),
+    Guard(torch.Tensor, "is_shared"),
+    Guard(torch.Tensor, "__reduce_ex__"),
+    Guard(torch.Tensor, "__deepcopy__"),
+    Guard(torch, "to_dlpack", exposes=True),
+    Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
+)
+# Printing runs many small ops on the tensor; natively, so that a print compiles nothing.
+PRINTERS: tuple[Guard, ...] = (Guard(torch.Tensor, "__repr__"), Guard(torch.Tensor, "__format__"))
+
+_lock = threading.Lock()
+_users = 0
+_undo: list[Callable[[], None]] = []
+_busy = threading.local()
+
+
+def _settled(t: Any, guard: Guard) -> None:
+    if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or not torch._C._has_storage(t):
+        return
+    storage = storage_of(t)
+    b = TABLE.get(storage._cdata)
+    if b is not None:
+        run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
+    if guard.exposes:
+        native.mark_exposed(storage)
+
+
+def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for a in args[:1]:
+            _settled(a, guard)
+        if not printing:
+            return original(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    own = name in vars(owner)
+    setattr(owner, name, make(original))
+
+    def undo() -> None:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    _undo.append(undo)
+
+
+def _settle_everything(reason: Reason) -> None:
+    """Before something that may look at any tensor from outside; not while we are at it already."""
+    if getattr(_busy, "now", False):
+        return
+    _busy.now = True
+    try:
+        run.settle_all(reason)
+    finally:
+        _busy.now = False
+
+
+def _before(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(args[0], "_fused_eager", False):
+                _settle_everything(reason)
+            return original(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        cut(Reason("cut.backward"))
+        return out
+
+    return call
+
+
+def cut(reason: Reason) -> None:
+    """Flush the calling thread's stream, if it has one in mode fused."""
+    from .context import current_door
+
+    door = current_door()
+    if door is not None and door.stream.config.mode == "fused":
+        run.flush(door.stream, reason)
+
+
+def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    cut(Reason("cut.optimizer", type(optimizer).__name__))
+
+
+def install() -> None:
+    """Count one more open context; put the guards in place for the first."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        for guard in READERS:
+            _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=False))
+        for guard in PRINTERS:
+            _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=True))
+        _patch(torch.autograd, "backward", _after_backward)
+        _patch(threading.Thread, "start", _before(Reason("sync.thread", "a thread starts")))
+        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before(Reason("sync.thread", "a pool gets work")))
+        _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
+
+
+def uninstall() -> None:
+    """Count one context less; take the guards away after the last."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            while _undo:
+                _undo.pop()()
+
+
+def _before_fork() -> None:
+    if TABLE:
+        _settle_everything(Reason("sync.fork"))
+
+
+def _in_child() -> None:
+    from . import intercept
+
+    # XLA's threads do not exist here. Everything was bound before the fork, so ATen can go on alone.
+    intercept.enter_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

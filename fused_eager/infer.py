@@ -1,0 +1,97 @@
+"""Shape inference: what an op returns, without its values. torch's own FakeTensor does it, once per distinct call."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
+
+_FAKE = FakeTensorMode(allow_non_fake_inputs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """In a return template: the op's new output number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """In a return template: the tensor argument number `index` itself."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a call returns: specs of new outputs, and `template`, the returned structure with `Fresh` and `Same`."""
+
+    fresh: tuple[Spec, ...]
+    template: Any
+    alias: bool = False  # a new tensor over an argument's memory: run it as the view op that it is
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why shapes cannot be known before the op has run: it then runs natively, with eager's own errors."""
+
+    reason: str
+
+
+def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
+    """Run `op` on FakeTensors that look like `tensors`, its tensor arguments in order."""
+    fakes: list[torch.Tensor] = []
+    with _FAKE, torch._C._DisableFuncTorch():
+        for t in tensors:
+            # A written tensor keeps its identity, so that what the op returns can be told from a new one.
+            fakes.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device))
+        position = iter(fakes)
+
+        def enter(leaf: Any) -> Any:
+            return next(position) if isinstance(leaf, torch.Tensor) else leaf
+
+        shapes = [tuple(f.shape) for f in fakes]
+        try:
+            out = op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+        except Exception as error:
+            # Whatever FakeTensor refuses, ATen decides: it raises eager's error, or it knows better.
+            return Unknown(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    if any(tuple(f.shape) != s for f, s in zip(fakes, shapes, strict=True)):
+        return Unknown("an out= argument is resized")
+    fresh: list[Spec] = []
+    storages = {f.untyped_storage()._cdata for f in fakes}
+    alias = False
+
+    def leave(leaf: Any) -> Any:
+        nonlocal alias
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        for i, f in enumerate(fakes):
+            if f is leaf:
+                return Same(i)
+        alias = alias or leaf.untyped_storage()._cdata in storages
+        fresh.append(Spec(tuple(leaf.shape), leaf.dtype, tuple(leaf.stride()), leaf.device))
+        return Fresh(len(fresh) - 1)
+
+    template = map_leaves(leave, out)
+    for leaf in leaves([out]):
+        if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
+            return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")
+        if isinstance(leaf, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+            return Unknown("it returns a number that depends on values")
+    if any(s.device.type != t.device.type for s in fresh for t in tensors):
+        return Unknown("it moves between devices")
+    return Inferred(tuple(fresh), template, alias)
+
+
+MEMO: dict[Hashable, Inferred | Unknown] = {}
+
+__all__ = ["MEMO", "Fresh", "Inferred", "Same", "Unknown", "infer"]

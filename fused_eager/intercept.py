@@ -1,0 +1,147 @@
+"""The front door for CPU tensors: a TorchDispatchMode that hands each op to the recorder.
+
+A front door decides only how ops arrive. Everything behind it (`record`, `run`, `native`) knows tensors and overloads,
+so a second one, a device of its own, needs no change there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import native, record, run, site
+from .config import Config
+from .events import LOG
+from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from .reasons import Reason
+from .stream import Stream
+
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+_plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True, FakeTensor: False}
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether tensors of this type behave below autograd like torch.Tensor: no `__torch_dispatch__` of their own."""
+    found = _plain_types.get(kind)
+    if found is None:
+        found = _plain_types[kind] = kind.__torch_dispatch__ is _PLAIN_DISPATCH  # type: ignore[attr-defined]
+    return found
+
+
+class FrontDoor(TorchDispatchMode):
+    """Intercepts the ops of one thread and records them in its stream."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.stream = Stream(config)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap every call in a guard against its own compiler, which costs as much as the op.
+        return False
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for kind in types:
+            if not _is_plain(kind):
+                return NotImplemented
+        stream = self.stream
+        mode = stream.config.mode
+        if kwargs is None:
+            kwargs = {}
+        if mode == "off" or _in_child:
+            return func(*args, **kwargs)
+        info = info_of(func)
+        kind = info.kind
+        if kind is Kind.VIEW or kind is Kind.ALLOCATE:
+            return func(*args, **kwargs)
+        with stream.lock:
+            if stream.unfinished is not None:
+                run.flush(stream, Reason("cut.full", "after an interrupt"))
+            if kind is Kind.COMPUTE:
+                return self._compute(stream, mode, info, args, kwargs)
+            return self._other(stream, info, args, kwargs)
+
+    def _compute(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        config = stream.config
+        if config.log == "ops":
+            _print(info, args, kwargs)
+        before = len(stream.nodes)
+        out = record.record(stream, info, args, kwargs)
+        pending = len(stream.nodes)
+        if mode == "fused":
+            if pending >= config.max_pending:
+                run.flush(stream, Reason("cut.full", f"{pending} ops"))
+        elif pending > before:
+            run.flush(stream, Reason("mode.single"))
+            if mode == "debug":
+                run.wait()
+                run.verify()
+                if config.check_nan:
+                    _find_nan(info, args, kwargs, out)
+        return out
+
+    def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        kind = info.kind
+        if kind is Kind.RANDOM:
+            name = RANDOM_UNLESS_ZERO.get(str(info.op))
+            if name is not None:
+                at = info.names.index(name)
+                drawn = args[at] if at < len(args) else kwargs.get(name, 0)
+                if not drawn:
+                    return self._compute(stream, stream.config.mode, info, args, kwargs)
+            return native.draw(stream, info, args, kwargs)
+        if kind is Kind.COMPOSITE:
+            with self:
+                out = info.op.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+            return native.run_now(stream, info, args, kwargs, "its decomposition is not in Python's reach")
+        if kind is Kind.METADATA:
+            if info.op._schema.name in ("aten::resize_", "aten::resize_as_"):
+                return native.run_at_once(stream, info, args, kwargs, Reason("sync.memory", "resize_"))
+            return info.op(*args, **kwargs)
+        LOG.count(f"sync {info.op}")
+        code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
+        return native.run_at_once(stream, info, args, kwargs, Reason(code, str(info.op), site.describe(site.here())))
+
+
+_in_child = False
+
+
+def enter_child() -> None:
+    """In a forked child: every op runs natively from here on."""
+    global _in_child
+    _in_child = True
+
+
+def _print(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
+    def show(a: Any) -> str:
+        if isinstance(a, torch.Tensor):
+            return f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}"
+        if isinstance(a, (list, tuple)):
+            return f"[{', '.join(map(show, a))}]"
+        return repr(a)
+
+    shown = [show(a) for a in args] + [f"{k}={show(v)}" for k, v in kwargs.items()]
+    print(f"{info.op}({', '.join(shown)})  # {site.describe(site.here())}", flush=True)
+
+
+def _find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none."""
+
+    def has_nan(tree: Any) -> bool:
+        for t in native.leaves(tree):
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()):
+                native.settle([t], Reason("sync.value", "check_nan"))
+                if not torch.isfinite(t).all():
+                    return True
+        return False
+
+    if has_nan([out]) and not has_nan([args, kwargs]):
+        raise FloatingPointError(f"{info.op} made the first NaN or infinity at {site.describe(site.here())}")
+
+

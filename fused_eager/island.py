@@ -1,0 +1,103 @@
+"""Islands: nodes that ATen runs, one by one, between XLA regions.
+
+Values travel as *homes* (dense, in memory order). An island sees them as tensors with the program's own strides, and
+what it writes goes to a copy: the old value may still be read by others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.geometry import Geometry, is_dense
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import contiguous_strides
+
+from . import buffers
+from .events import LOG
+from .plan import Region
+from .site import describe
+from .stream import Hole, Node, Ref, Result
+
+
+def as_home(value: Any) -> torch.Tensor:
+    """A value of an execution as a dense tensor."""
+    return value if isinstance(value, torch.Tensor) else buffers.to_tensor(value)
+
+
+def view(home: torch.Tensor, g: Geometry) -> torch.Tensor:
+    """The view `g` over a home."""
+    flat = home.reshape(-1)
+    if flat.dtype != g.dtype:
+        flat = flat.view(g.dtype)
+    out = flat.as_strided(g.size, g.stride, g.offset)
+    out = out.conj() if g.conj else out
+    return out._neg_view() if g.neg else out
+
+
+def to_home(t: torch.Tensor, result: Result) -> torch.Tensor:
+    """An op's new output in the form in which values travel."""
+    spec, (_, shape) = result.spec, result.home
+    if tuple(t.shape) != spec.shape or t.dtype != spec.dtype:
+        raise RuntimeError(f"ATen returned {t.dtype}{tuple(t.shape)} where shape inference promised {spec}")
+    t = t.resolve_conj().resolve_neg()
+    strides_differ = any(n != 1 and a != b for n, a, b in zip(spec.shape, t.stride(), spec.strides, strict=True))
+    if (strides_differ and t.numel()) or not is_dense(spec.shape, spec.strides):
+        t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(t)
+    size = shape if is_dense(spec.shape, spec.strides) else (t.untyped_storage().nbytes() // t.dtype.itemsize,)
+    return t.as_strided(size, contiguous_strides(size), t.storage_offset())
+
+
+def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any], device: Any) -> None:
+    """Run the nodes of an ATen region, reading and writing `values`.
+
+    Raises:
+        Exception: what the op raised, with eager's type; the message names the op and the line.
+    """
+    for i in region.nodes:
+        node = nodes[i]
+        try:
+            run_node(node, values)
+        except Exception as error:
+            raise annotated(error, node) from error
+        LOG.count(f"island {node.op}")
+
+
+def annotated(error: Exception, node: Node) -> Exception:
+    """The same exception, with the op and the user's line at the end of its message."""
+    text = f"{error} (raised by {node.op} at {describe(node.place)})"
+    try:
+        return type(error)(text)
+    except TypeError:
+        return RuntimeError(f"{type(error).__name__}: {text}")
+
+
+def run_node(node: Node, values: dict[int, Any]) -> None:
+    """Run one node through ATen."""
+    tensors = []
+    copies: dict[int, torch.Tensor] = {}
+    for position, use in enumerate(node.uses):
+        home = as_home(values[use.vid])
+        if position in node.targets:
+            # One copy per value: an op may get two views of the memory that it writes.
+            if use.vid not in copies:
+                copies[use.vid] = home.clone()
+            home = copies[use.vid]
+        tensors.append(view(home, use.geometry))
+
+    def fill(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return tensors[leaf.index]
+        return node.scalars[leaf.index] if isinstance(leaf, Hole) else leaf
+
+    out = node.op(*[map_leaves(fill, a) for a in node.args], **{k: map_leaves(fill, v) for k, v in node.kwargs.items()})
+    written = {id(tensors[p]) for p in node.targets}
+    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
+    split = len(node.results) - len(node.targets)
+    for result, t in zip(node.results[:split], fresh, strict=True):
+        values[result.vid] = to_home(t, result)
+    for result, position in zip(node.results[split:], node.targets, strict=True):
+        copy = copies[node.uses[position].vid]
+        shape = result.home[1]
+        values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(shape)

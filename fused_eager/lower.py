@@ -1,0 +1,88 @@
+"""Lowering: a region becomes one JAX function over the homes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fused_eager.fusion_rules.geometry import Geometry, read, write
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, lower, map_leaves
+from fused_eager.fusion_rules.spec import JAX_DTYPE
+
+from .plan import Region
+from .stream import Hole, Node, Ref
+
+
+class NodeFailed(Exception):
+    """A node of the region cannot be lowered: `index` in the stream, and why."""
+
+    def __init__(self, index: int, reason: str):
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class Function:
+    """A region as a function of `(*inputs, floats, ints)`, to be traced once.
+
+    `floats` and `ints` are the hoisted numbers of all nodes in order, as float64 and int64 vectors: two arguments,
+    however many learning rates there are. It returns the outputs and one int64 array of shape `[checks, 2]` with
+    (failed, offending value). `checks` holds, after tracing, (node index, check) for each row.
+    """
+
+    nodes: Sequence[Node]
+    region: Region
+    bounds: bool
+    checks: list[tuple[int, Check]] = field(default_factory=list)
+
+    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        self.checks.clear()
+        *inputs, floats, ints = arrays
+        homes: dict[int, jax.Array] = dict(zip(self.region.inputs, inputs, strict=True))
+        views: dict[tuple[int, Geometry], jax.Array] = {}
+        numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
+        source = {float: floats, int: ints}
+        for i in self.region.nodes:
+            node = self.nodes[i]
+            scalars = [Hoisted(source[type(s)][next(numbers[type(s)])], type(s)) for s in node.scalars]
+            reads = []
+            for use in node.uses:
+                if use not in views:
+                    views[use] = read(homes[use.vid], use.geometry)
+                reads.append(views[use])
+            self._node(i, node, reads, scalars, homes)
+        rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
+        flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
+        return [homes[v] for v in self.region.outputs], flags
+
+    def _node(
+        self, index: int, node: Node, reads: list[jax.Array], scalars: list[Hoisted], homes: dict[int, jax.Array]
+    ) -> None:
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, Ref):
+                return reads[leaf.index]
+            return scalars[leaf.index] if isinstance(leaf, Hole) else leaf
+
+        if node.twin is None:
+            raise NodeFailed(index, "ATen has no functional overload of it")
+        outs = {a.name for a in node.op._schema.arguments if a.is_out}
+        args = [map_leaves(fill, a) for a in node.args]
+        kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
+        try:
+            values, checks = lower(node.twin, args, kwargs, tuple(r.spec for r in node.results), self.bounds)
+        except NoLowering as error:
+            raise NodeFailed(index, str(error)) from None
+        except Exception as error:
+            raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
+        self.checks.extend((index, c) for c in checks)
+        for result, value in zip(node.results, values, strict=True):
+            dtype, shape = result.home
+            home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
+            homes[result.vid] = write(home, result.geometry, value)
+
+

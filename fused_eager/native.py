@@ -1,0 +1,139 @@
+"""Native execution at the front door: ops that run through ATen at once, and the care that native memory needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.lowering import leaves
+
+from . import buffers, run, site
+from .buffers import TABLE, storage_of
+from .errors import IslandRefused
+from .events import LOG
+from .opinfo import OpInfo
+from .quiet import unobserved
+from .reasons import Reason
+from .stream import NativeInput, Stream
+
+HOST = torch.device("cpu")
+SNAPSHOT_BYTES = 4096  # below this a copy is cheaper than a flush
+_OURS = "_fused_eager_memory"
+_EXPOSED = "_fused_eager_exposed"
+
+
+def mark_exposed(storage: torch.UntypedStorage) -> None:
+    """Somebody outside holds this storage's memory (a NumPy view, DLPack): writes must land in it at once."""
+    setattr(storage, _EXPOSED, True)
+
+
+def is_volatile(storage: torch.UntypedStorage) -> bool:
+    """Whether others may write this memory behind our back: not torch's own, shared, or handed out."""
+    if hasattr(storage, _EXPOSED):
+        return True
+    return (not storage.resizable() and not hasattr(storage, _OURS)) or storage.is_shared()
+
+
+def must_stay(storage: torch.UntypedStorage) -> bool:
+    """Whether a write has to go to the storage's own memory at once, because others look at it."""
+    return storage._cdata not in TABLE and is_volatile(storage)
+
+
+def snapshot(item: NativeInput) -> None:
+    """Copy what a native input holds now, so that later writes to its memory do not change a pending read."""
+    with unobserved():
+        copy = buffers.alias(item.storage, item.offset, item.home).clone()
+    item.storage, item.offset = storage_of(copy), 0
+
+
+def hand_over(stream: Stream, storage: torch.UntypedStorage) -> None:
+    """A native storage is about to become pending: what reads its memory gets hold of it before the trap is armed."""
+    for item in stream.natives.pop(storage._cdata, {}).values():
+        if item.array is None and item.storage is storage:
+            with unobserved():
+                item.array = run.import_native(item)
+
+
+def protect(stream: Stream, storage: torch.UntypedStorage) -> None:
+    """Before ATen writes native memory: whoever was to read the old values gets them first."""
+    pending = stream.natives.pop(storage._cdata, None)
+    if pending:
+        if storage.nbytes() <= SNAPSHOT_BYTES:
+            for item in pending.values():
+                snapshot(item)
+        else:
+            run.flush(stream, Reason("sync.island", "a native write to memory that pending ops read"))
+    if storage._cdata in run.BACKLOG.reading:
+        run.wait()
+
+
+def settle(args: Any, reason: Reason) -> None:
+    """Make all tensors among the arguments native."""
+    for t in leaves(args):
+        if not isinstance(t, torch.Tensor):
+            continue
+        if t.layout is not torch.strided:
+            run.settle_all(reason)  # its components are tensors that we do not see
+            continue
+        if not torch._C._has_storage(t):
+            continue
+        b = TABLE.get(storage_of(t)._cdata)
+        if b is not None:
+            run.settle(b, reason)
+
+
+def run_tiny(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
+    """Run an op on finished numbers at once."""
+    for t in written:
+        protect(stream, storage_of(t))
+    return info.op(*args, **kwargs)
+
+
+def _write_targets(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    chosen = [args[i] if i < len(args) else kwargs.get(info.names[i]) for i in info.written]
+    return [t for t in leaves(chosen) if isinstance(t, torch.Tensor) and torch._C._has_storage(t)]
+
+
+def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> Any:
+    """Settle the arguments and run the op through ATen."""
+    settle([args, kwargs], reason)
+    for t in _write_targets(info, args, kwargs):
+        if t.layout is torch.strided:
+            protect(stream, storage_of(t))
+    return info.op(*args, **kwargs)
+
+
+def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
+    """Run an op as an island at once, because it cannot be recorded; `why` says what stands in the way."""
+    tensors = any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs]))
+    if tensors and stream.config.islands == "refuse":
+        raise IslandRefused(f"{info.op} would run natively at {site.describe(site.here())}: {why}")
+    if tensors:
+        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(site.here())))
+    return run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
+
+
+def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an op that draws random numbers: now, natively, so that the generator advances as in eager.
+
+    In-place draws that do not look at the old values need none of them; factories need no values at all.
+    """
+    if info.op._schema.name in DRAWS and len(info.written) == 1:
+        t = args[0]
+        b = TABLE.get(storage_of(t)._cdata)
+        if b is not None and t.numel() * t.dtype.itemsize == b.storage.nbytes() and t.is_contiguous():
+            # Everything is overwritten: the pending value is nobody's any more, its memory is free.
+            if b.cdata in run.BACKLOG.reading:
+                run.wait()
+            stream.pending.pop(b.cdata, None)
+            buffers.release(b)
+    elif info.op._schema.name.endswith("_like") and not info.written:
+        return info.op(*args, **kwargs)
+    return run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op} draws random numbers"))
+
+
+DRAWS = frozenset(
+    f"aten::{name}"
+    for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_")
+)

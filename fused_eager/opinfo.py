@@ -1,0 +1,120 @@
+"""What the front door must know about an overload, read from its schema once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch._ops import OpOverload
+
+from fused_eager.fusion_rules.decompose import decomposition_of
+from fused_eager.fusion_rules.rule import functional_twin, hoisted_names, rule_for
+
+
+class Kind(Enum):
+    """What happens to an op at the front door."""
+
+    VIEW = "view"  # metadata only: runs natively at once, on pending tensors too
+    METADATA = "metadata"  # changes a tensor's own geometry or storage (transpose_, set_, resize_)
+    ALLOCATE = "allocate"  # makes memory without values
+    RANDOM = "random"  # draws from torch's generator: in program order, natively
+    VALUES = "values"  # returns numbers, or shapes that depend on them: a sync point
+    COMPOSITE = "composite"  # its own decomposition is recorded instead
+    COMPUTE = "compute"  # recorded
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """One overload, as the recorder sees it. Arguments are named by their position in the schema."""
+
+    op: OpOverload
+    kind: Kind
+    twin: OpOverload | None
+    names: tuple[str, ...]
+    hoisted: frozenset[int]
+    written: tuple[int, ...]
+    island: str  # why XLA cannot run it; "" if it can
+
+
+# Ops that write arguments although their schema does not say so: (argument names), when the named flag is true.
+HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str]] = {
+    "aten.native_batch_norm.default": (("running_mean", "running_var"), "training"),
+}
+
+# Ops marked as random that draw nothing as long as the named argument is 0.
+RANDOM_UNLESS_ZERO: dict[str, str] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": "dropout_p",
+    "aten._scaled_dot_product_attention_math.default": "dropout_p",
+    "aten._fused_sdp_choice.default": "dropout_p",
+}
+
+ALLOCATORS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+
+# Aliases that no schema declares.
+ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
+
+# Ops that only look at metadata although they take tensors.
+QUERIES = frozenset({"is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride",
+                     "storage_offset", "dim", "numel", "is_same_size", "is_contiguous", "is_strides_like_format",
+                     "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "_version", "is_leaf", "output_nr"})
+
+_INFO: dict[OpOverload, OpInfo] = {}
+
+
+def info_of(op: OpOverload) -> OpInfo:
+    """The `OpInfo` of an overload, computed once per process."""
+    found = _INFO.get(op)
+    if found is None:
+        found = _INFO[op] = _read(op)
+    return found
+
+
+def forget(op: OpOverload) -> None:
+    """Read an overload anew: its rule has changed."""
+    _INFO.pop(op, None)
+
+
+def _kind(op: OpOverload) -> Kind:
+    packet = op._schema.name.partition("::")[2]
+    tags = op.tags
+    if packet in QUERIES:
+        return Kind.VIEW
+    if torch.Tag.inplace_view in tags:
+        return Kind.METADATA
+    if op.is_view or str(op) in ALIASES:
+        return Kind.VIEW
+    if op.namespace == "aten" and packet in ALLOCATORS and not op._schema.is_mutable:
+        return Kind.ALLOCATE
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return Kind.VALUES
+    if torch.Tag.nondeterministic_seeded in tags:
+        return Kind.RANDOM
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    if composite and rule_for(op) is None:
+        return Kind.COMPOSITE
+    return Kind.COMPUTE
+
+
+def _read(op: OpOverload) -> OpInfo:
+    arguments = op._schema.arguments
+    twin = functional_twin(op)
+    hoisted = hoisted_names(twin) if twin is not None else frozenset()
+    hidden = HIDDEN_WRITES.get(str(op), ((), ""))[0]
+    written = tuple(
+        i for i, a in enumerate(arguments) if (a.alias_info is not None and a.alias_info.is_write) or a.name in hidden
+    )
+    island = ""
+    if twin is None:
+        island = "ATen has no functional overload of it"
+    elif rule_for(twin) is None and decomposition_of(twin) is None:
+        island = "it has no lowering"
+    return OpInfo(
+        op,
+        _kind(op),
+        twin,
+        tuple(a.name for a in arguments),
+        frozenset(i for i, a in enumerate(arguments) if a.name in hoisted),
+        written,
+        island,
+    )

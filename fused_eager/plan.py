@@ -1,0 +1,209 @@
+"""Planning: which pending nodes share a region, in what order regions run, and what each takes in and hands out.
+
+A plan speaks of positions only (node indices and value numbers), so it can be printed, hashed and compared without
+touching a tensor, and one plan serves every round of a loop.
+
+Nodes are put on levels: an XLA node joins the earliest level at which its operands exist, an island opens a level
+for those that need it. So work that does not depend on an island is not cut by it, and regions cannot wait for each
+other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from fused_eager.fusion_rules.regions import Candidate, refuse
+from fused_eager.fusion_rules.rule import OpClass, rule_for
+
+from .buffers import Home
+from .errors import ValidationError
+from .reasons import Reason
+from .site import describe
+from .stream import Node
+
+# Their result may be unused, but an index out of range has to raise all the same.
+_CHECKED = (OpClass.GATHER, OpClass.SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Nodes that run as one. `inputs`, `outputs` are value numbers; `donated` are positions among the inputs."""
+
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    donated: tuple[int, ...]
+    how: str  # "xla" or "aten"
+    ended_by: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Regions in the order in which they run; `drops[i]` are the values nobody needs after region i."""
+
+    regions: tuple[Region, ...]
+    drops: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for i, r in enumerate(self.regions):
+            lines.append(f"region {i} [{r.how}] {len(r.nodes)} ops, {len(r.inputs)} in, {len(r.outputs)} out, "
+                         f"{len(r.donated)} donated; ended by {r.ended_by}")
+        return "\n".join(lines)
+
+
+def make_plan(
+    nodes: Sequence[Node],
+    live: frozenset[int],
+    donatable: frozenset[int],
+    homes: Mapping[int, Home],
+    islands: Mapping[int, str],
+    max_region: int,
+    end: Reason,
+) -> Plan:
+    """Plan a stream.
+
+    Args:
+        nodes: the stream.
+        live: values that some tensor still sees after the stream; they are outputs, everything else may vanish.
+        donatable: inputs whose memory nobody needs after its last use here.
+        homes: dtype and shape of every value.
+        islands: node index to the reason why ATen has to run it.
+        max_region: nodes that one region may hold.
+        end: why the stream ends here.
+    """
+    needed = _needed(nodes, live)
+    groups = _group(nodes, needed, islands, max_region, end)
+    return _connect(nodes, groups, live, donatable, homes)
+
+
+def _operands(node: Node) -> list[int]:
+    return [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]
+
+
+def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
+    """The nodes that a live value or a run-time check depends on, in program order."""
+    wanted = set(live)
+    kept = []
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        rule = None if node.twin is None else rule_for(node.twin)
+        checked = rule is not None and rule.cls in _CHECKED
+        if checked or any(r.vid in wanted for r in node.results):
+            kept.append(i)
+            wanted.update(_operands(node))
+    return kept[::-1]
+
+
+Group = tuple[str, list[int], Reason]
+
+
+def _group(
+    nodes: Sequence[Node], needed: list[int], islands: Mapping[int, str], max_region: int, end: Reason
+) -> list[Group]:
+    level: dict[int, int] = {}
+    from_island: dict[int, bool] = {}
+    xla: dict[int, list[int]] = defaultdict(list)
+    aten: dict[int, list[int]] = defaultdict(list)
+    for i in needed:
+        node, island = nodes[i], i in islands
+        at = 0
+        for vid in _operands(node):
+            if vid in level:
+                at = max(at, level[vid] + (from_island[vid] and not island))
+        (aten if island else xla)[at].append(i)
+        for r in node.results:
+            level[r.vid], from_island[r.vid] = at, island
+    groups: list[Group] = []
+    top = max([*xla, *aten], default=-1)
+    for at in range(top + 1):
+        members: list[int] = []
+        for i in xla[at]:
+            refusal = refuse(Candidate(len(members), max_region))
+            if refusal is not None:
+                groups.append(("xla", members, Reason(refusal.code, refusal.detail, describe(nodes[i].place))))
+                members = []
+            members.append(i)
+        if members:
+            last = aten[at][0] if aten[at] else None
+            why = end if last is None else Reason("region.island", islands[last], describe(nodes[last].place))
+            groups.append(("xla", members, why))
+        if aten[at]:
+            groups.append(("aten", aten[at], end if at == top else Reason("region.island", islands[aten[at][0]])))
+    return groups
+
+
+def _connect(
+    nodes: Sequence[Node],
+    groups: list[Group],
+    live: frozenset[int],
+    donatable: frozenset[int],
+    homes: Mapping[int, Home],
+) -> Plan:
+    last_use: dict[int, int] = {}
+    made_in: dict[int, int] = {}
+    for g, (_, members, _) in enumerate(groups):
+        for i in members:
+            for vid in _operands(nodes[i]):
+                last_use[vid] = g
+            for r in nodes[i].results:
+                made_in[r.vid] = g
+    regions, drops = [], []
+    for g, (how, members, why) in enumerate(groups):
+        inputs = dict.fromkeys(v for i in members for v in _operands(nodes[i]) if made_in.get(v) != g)
+        outputs = tuple(
+            r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g
+        )
+        dying = [v for v in inputs if last_use[v] == g and v not in live]
+        free = [v for v in dying if v in made_in or v in donatable] if how == "xla" else []
+        donated = _fitting(list(inputs), outputs, free, homes)
+        regions.append(Region(tuple(members), tuple(inputs), outputs, donated, how, why))
+        drops.append(tuple(dying))
+    return Plan(tuple(regions), tuple(drops))
+
+
+def _fitting(
+    inputs: list[int], outputs: tuple[int, ...], free: list[int], homes: Mapping[int, Home]
+) -> tuple[int, ...]:
+    """The positions of those free inputs whose memory can hold an output of the same dtype and shape."""
+    room = Counter(homes[v] for v in outputs)
+    chosen = []
+    for p, v in enumerate(inputs):
+        if v in free and room[homes[v]] > 0:
+            room[homes[v]] -= 1
+            chosen.append(p)
+    return tuple(chosen)
+
+
+def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
+    """Check what `run` relies on.
+
+    Raises:
+        ValidationError: a region waits for a later one, a value is made twice or never, or a donated value is read
+            again.
+    """
+    graph: nx.DiGraph = nx.DiGraph()
+    graph.add_nodes_from(range(len(plan.regions)))
+    maker = {v: g for g, r in enumerate(plan.regions) for v in r.outputs}
+    for g, r in enumerate(plan.regions):
+        graph.add_edges_from((maker[v], g) for v in r.inputs if v in maker)
+    if not nx.is_directed_acyclic_graph(graph) or any(a >= b for a, b in graph.edges):
+        raise ValidationError(f"regions wait for later ones: {[e for e in graph.edges if e[0] >= e[1]]}")
+    seen: set[int] = set()
+    for r in plan.regions:
+        if seen & set(r.nodes):
+            raise ValidationError(f"nodes {sorted(seen & set(r.nodes))} are in two regions")
+        seen |= set(r.nodes)
+    made = {r.vid for n in nodes for r in n.results}
+    missing = (live & made) - set(maker)
+    if missing:
+        raise ValidationError(f"values {sorted(missing)} are live, but no region hands them out")
+    for g, r in enumerate(plan.regions):
+        gone = {r.inputs[p] for p in r.donated}
+        late = [v for later in plan.regions[g + 1 :] for v in later.inputs if v in gone]
+        if late or gone & live:
+            raise ValidationError(f"region {g} donates {late or sorted(gone & live)}, which is needed later")

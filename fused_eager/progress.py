@@ -1,0 +1,35 @@
+"""Nothing waits in silence: what takes longer than a second says what it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+FIRST, EVERY = 1.0, 10.0  # seconds
+
+
+@contextmanager
+def waiting(what: str, enabled: bool = True) -> Iterator[None]:
+    """While the body runs, write `what` and the time it has taken to stderr: after one second, then every ten."""
+    if not enabled:
+        yield
+        return
+    started = time.perf_counter()
+    done = threading.Event()
+
+    def tell() -> None:
+        pause = FIRST
+        while not done.wait(pause):
+            print(f"fused_eager: {what}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr, flush=True)
+            pause = EVERY
+
+    teller = threading.Thread(target=tell, daemon=True, name="fused_eager progress")
+    teller._fused_eager = True  # type: ignore[attr-defined]  # the guards let our own thread start unnoticed
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -1,0 +1,154 @@
+"""The pending stream and its few types: what has been recorded and not yet run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.spec import Spec
+
+from .buffers import Buffer, Home
+
+if TYPE_CHECKING:
+    import jax
+
+    from .config import Config
+    from .run import Execution
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """In an argument template: the node's use number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """In an argument template: the node's hoisted scalar number `index`, of Python type `kind`."""
+
+    index: int
+    kind: type
+
+
+class Use(NamedTuple):
+    """A read: the view `geometry` of the value `vid`."""
+
+    vid: int
+    geometry: Geometry
+
+
+class Result(NamedTuple):
+    """One output of a node: the value `vid`, whose home is `home`.
+
+    The output is the view `geometry` of that home. `base` is the value of which the rest of the home is taken, None
+    if the output covers it all.
+    """
+
+    vid: int
+    home: Home
+    geometry: Geometry
+    base: int | None
+    spec: Spec
+
+
+class Node:
+    """One recorded op. Immutable after recording; equal signatures mean equal computations on equal positions.
+
+    `op` is the overload the program called, `twin` the functional overload that computes it (None: only ATen can).
+    `args` and `kwargs` are templates with `Ref` and `Hole` leaves, in the order of the schema of `op`.
+    """
+
+    __slots__ = ("args", "kwargs", "op", "place", "results", "scalars", "signature", "targets", "twin", "uses")
+
+    def __init__(
+        self,
+        op: OpOverload,
+        twin: OpOverload | None,
+        args: Any,
+        kwargs: dict[str, Any],
+        uses: tuple[Use, ...],
+        scalars: list[float | int],
+        results: tuple[Result, ...],
+        targets: tuple[int, ...],
+        signature: Hashable,
+        place: tuple[CodeType, int] | None,
+    ):
+        self.op = op
+        self.twin = twin
+        self.args = args
+        self.kwargs = kwargs
+        self.uses = uses
+        self.scalars = scalars
+        self.results = results
+        self.targets = targets  # the uses that the op writes, in the order of the last results
+        self.signature = signature
+        self.place = place
+
+
+class NativeInput:
+    """A value that lies in a native storage: `home` at `offset` bytes. `array` once it has been handed to JAX."""
+
+    __slots__ = ("array", "home", "offset", "storage", "vid")
+    kind = "native"
+
+    def __init__(self, vid: int, home: Home, storage: torch.UntypedStorage, offset: int):
+        self.vid = vid
+        self.home = home
+        self.storage = storage
+        self.offset = offset
+        self.array: jax.Array | None = None
+
+
+class DeviceInput:
+    """A value that an earlier flush left on the device; `origin` is (run, value number) of its making."""
+
+    __slots__ = ("array", "home", "origin", "vid")
+    kind = "device"
+
+    def __init__(self, vid: int, home: Home, array: jax.Array, origin: tuple[int, int] | None):
+        self.vid = vid
+        self.home = home
+        self.array = array
+        self.origin = origin
+
+
+@dataclass(eq=False)
+class Stream:
+    """The append-only record of one thread since its last flush.
+
+    Values are numbered in the order of their appearance (`vid`), inputs and results alike, so that equal programs
+    give equal streams whatever tensors they use.
+    """
+
+    config: Config
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[NativeInput | DeviceInput] = field(default_factory=list)
+    vids: int = 0
+    epoch: int = 0
+    pending: dict[int, Buffer] = field(default_factory=dict)  # by storage address
+    natives: dict[int, dict[Hashable, NativeInput]] = field(default_factory=dict)
+    unfinished: Execution | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def new_vid(self) -> int:
+        """The next value number."""
+        vid = self.vids
+        self.vids += 1
+        return vid
+
+    def reset(self) -> None:
+        """Start the next epoch: the stream is empty, numbers start at zero."""
+        self.nodes = []
+        self.inputs = []
+        self.pending = {}
+        self.natives = {}
+        self.vids = 0
+        self.epoch += 1

@@ -1,0 +1,82 @@
+"""The trap: a storage whose values are not there yet refuses every raw access, from any thread and any C++ code.
+
+A pending tensor is an ordinary tensor over memory that nobody has written. Python-level reads are intercepted and
+wait for the value, but nothing in Python sees a read by C++ code in a thread without our mode. torch itself has the
+cure: a storage may be marked so that each access to its data pointer raises (FakeTensor and FunctionalTensor use
+it). No Python binding sets the mark on CPU builds, so we set it where it lives: three adjacent flags in `StorageImpl`
+(`has_mutable_data_ptr_check_`, `throw_on_mutable_data_ptr_`, `throw_on_immutable_data_ptr_`). Their position is
+found by watching `torch._C._set_throw_on_mutable_data_ptr` set the first two, and `self_test` proves the effect.
+View ops never touch the data pointer, so they work on a trapped storage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+ARMED = b"\x01\x01\x01"
+CLEAR = b"\x00\x00\x00"
+_STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator pointer
+
+storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessor
+
+
+class TrapUnavailable(RuntimeError):
+    """This build of torch keeps its data-pointer flags elsewhere; without them unwritten memory could be read."""
+
+
+def _find_flags() -> int:
+    probe = torch.empty(8)
+    address = storage_of(probe)._cdata
+    before = ctypes.string_at(address, _STRUCT_BYTES)
+    torch._C._set_throw_on_mutable_data_ptr(probe)
+    after = ctypes.string_at(address, _STRUCT_BYTES)
+    changed = [i for i in range(_STRUCT_BYTES) if before[i] != after[i]]
+    first = changed[0] if changed else -1
+    if changed != [first, first + 1] or before[first : first + 3] != CLEAR:
+        raise TrapUnavailable(f"torch {torch.__version__}: flag bytes found at {changed}, expected two neighbours")
+    return first
+
+
+_OFFSET = _find_flags()
+
+
+def arm(storage: torch.UntypedStorage) -> None:
+    """Make every access to the data of `storage` raise RuntimeError."""
+    ctypes.memmove(storage._cdata + _OFFSET, ARMED, 3)
+
+
+def disarm(storage: torch.UntypedStorage) -> None:
+    """Allow access again."""
+    ctypes.memmove(storage._cdata + _OFFSET, CLEAR, 3)
+
+
+def is_armed(storage: torch.UntypedStorage) -> bool:
+    """Whether access raises now."""
+    return ctypes.string_at(storage._cdata + _OFFSET, 3) == ARMED
+
+
+def is_special(storage: torch.UntypedStorage) -> bool:
+    """Whether torch itself watches accesses to this storage (copy-on-write, FakeTensor)."""
+    return ctypes.string_at(storage._cdata + _OFFSET, 1) != b"\x00"
+
+
+def self_test() -> str | None:
+    """None if the trap works with this torch, else what went wrong, in words."""
+    x = torch.arange(4.0)
+    storage = storage_of(x)
+    arm(storage)
+    try:
+        for name, access in (("read", lambda: x + 1), ("write", lambda: x.fill_(1)), ("pointer", x.data_ptr)):
+            try:
+                access()
+            except RuntimeError:
+                continue
+            return f"a {name} of a trapped storage did not raise"
+        x.view(2, 2).t()
+    except RuntimeError as error:
+        return f"a view of a trapped storage raised: {error}"
+    finally:
+        disarm(storage)
+    return None if x.tolist() == [0.0, 1.0, 2.0, 3.0] else "a trapped storage lost its values"
