@@ -1,0 +1,139 @@
+"""What only a fresh process can tell: the first steps, what they compiled, and peak memory.
+
+`probe()` runs `python -m benchmarks.probe WORKLOAD SYSTEM` twice with compile caches that are empty at the start: the
+first process is the cold one; the second finds what the first compiled, and its memory is the one worth comparing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.workloads import Size
+
+STEPS = 8  # per process: enough to reach a steady state when shapes are constant
+_CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")  # where the systems look for what was compiled before
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Sample:
+    """One fresh process. Setting up (model, data, optimizer) is in none of the figures."""
+
+    load_s: float  # until the system has run `ones(4) + 1`: its imports, its client, its first tiny compilation
+    step_s: list[float]
+    compilations: list[int | None]  # after each step, without the one of loading; None where nobody counts
+    base_mb: float  # resident set once the system is loaded
+    peak_mb: float  # the largest resident set of the last steps
+    whole_peak_mb: float  # the largest resident set of all steps, compiling included
+
+
+@dataclass
+class Probe:
+    """The first process, with nothing compiled anywhere, and the second."""
+
+    cold: Sample
+    warm: Sample
+
+
+def _resident_mb(field: str) -> float:
+    """A field of /proc/self/status in MiB; without such a file, the peak resident set for any field."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except FileNotFoundError:
+        unit = 1024**2 if sys.platform == "darwin" else 1024  # macOS counts in bytes, everybody else in KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def _forget_peak() -> None:
+    """Start the kernel's peak again from here. Where it cannot, the peak stays the whole process's: an upper bound."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except (FileNotFoundError, PermissionError):
+        return
+
+
+def sample(workload_name: str, system_name: str, size: Size) -> Sample:
+    """Run the workload for a few steps in this process, which must be fresh."""
+    import torch
+
+    from benchmarks.systems import SYSTEMS
+    from benchmarks.workloads import WORKLOADS
+
+    workload, system = WORKLOADS[workload_name], SYSTEMS[system_name]
+    start = time.perf_counter()
+    add_one = system.wrap(lambda x: x + 1)
+    with system.enter():
+        ones = add_one(torch.ones(4))
+        system.sync()
+    load_s = time.perf_counter() - start
+    del ones
+    loaded, base = system.compilations(), _resident_mb("VmRSS")
+
+    step = workload.build(system.wrap, size)
+    seconds: list[float] = []
+    compilations: list[int | None] = []
+    whole_peak = 0.0
+    start = time.perf_counter()
+    with system.enter():
+        for number in range(STEPS):
+            if number == STEPS // 2:
+                whole_peak = _resident_mb("VmHWM")
+                _forget_peak()
+                start = time.perf_counter()
+            result = step()
+            system.sync()
+            seconds.append(time.perf_counter() - start)
+            del result
+            count = system.compilations()
+            compilations.append(None if count is None or loaded is None else count - loaded)
+            start = time.perf_counter()
+    peak = _resident_mb("VmHWM")
+    return Sample(load_s, seconds, compilations, base, peak, max(peak, whole_peak))
+
+
+def probe(workload: str, system: str, size: Size = "full", timeout_s: float = 900.0) -> Probe:
+    """Both samples of a workload in a system.
+
+    Raises RuntimeError with the last line that the process wrote if it fails or takes longer than `timeout_s`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {name: value for name, value in os.environ.items() if name != "FUSED_EAGER_CACHE"}
+        environment.update({name: str(Path(folder, name.lower())) for name in _CACHES})
+        command = [sys.executable, "-m", "benchmarks.probe", workload, system, "--size", size]
+        samples = [_fresh(command, environment, timeout_s) for _ in range(2)]
+    return Probe(*samples)
+
+
+def _fresh(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> Sample:
+    try:
+        done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not done after {timeout_s:.0f} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(lines[-1])
+    return Sample(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe")
+    parser.add_argument("workload")
+    parser.add_argument("system")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    args = parser.parse_args(argv)
+    print(json.dumps(asdict(sample(args.workload, args.system, args.size))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

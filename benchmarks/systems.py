@@ -1,0 +1,91 @@
+"""The systems that run a workload: how each is entered, what it asks of the user, how it is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import Wrap
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+def _no_wait() -> None:
+    """Plain PyTorch on the CPU has finished when it returns."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One column of the table."""
+
+    name: str
+    about: str
+    enter: Callable[[], AbstractContextManager[Any]]
+    sync: Callable[[], None] = _no_wait
+    wrap: Wrap = _as_it_is
+    compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
+    same_random: bool = True  # draws the random numbers that plain eager draws
+    optional: bool = False  # a failure leaves the cell empty, with the reason, and is no error
+
+
+def _mode(name: str) -> Callable[[], AbstractContextManager[Any]]:
+    def enter() -> AbstractContextManager[Any]:
+        from fused_eager import fused_eager
+
+        return fused_eager(mode=name)
+
+    return enter
+
+
+def _sync() -> None:
+    from fused_eager import sync
+
+    sync()
+
+
+def _regions_compiled() -> int:
+    """The one place that knows how the library's report counts compilations."""
+    from fused_eager import report
+
+    return int(report().compilations)
+
+
+def _graphs_compiled() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _compile(function: Any) -> Any:
+    return torch.compile(function)
+
+
+def _ours(name: str, about: str) -> System:
+    return System(name, about, _mode(name), _sync, compilations=_regions_compiled)
+
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("eager", "plain PyTorch, the reference", nullcontext),
+        _ours("fused", 'fused_eager(mode="fused")'),
+        _ours("strict", 'fused_eager(mode="strict")'),
+        _ours("debug", 'fused_eager(mode="debug")'),
+        System(
+            "compile",
+            "torch.compile (inductor) around the model or the function, which the user has to add",
+            nullcontext,
+            wrap=_compile,
+            compilations=_graphs_compiled,
+            same_random=False,
+            optional=True,
+        ),
+    )
+}
+REFERENCE = SYSTEMS["eager"]

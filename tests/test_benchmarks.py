@@ -1,0 +1,247 @@
+"""The benchmarks run every workload, believe no wrong result, and render what they measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import environment, measure, probe, table
+from benchmarks.systems import REFERENCE, SYSTEMS, System
+from benchmarks.workloads import WORKLOADS, select
+
+BRIEF = measure.Effort(rounds=2, block_s=1e-4, settle_s=5.0)
+each = pytest.mark.parametrize("name", WORKLOADS)
+
+
+@each
+def test_equal_seeds_give_equal_finite_results(name: str) -> None:
+    runner, first = measure.first_results(WORKLOADS[name], REFERENCE, "tiny")
+    _, second = measure.first_results(WORKLOADS[name], REFERENCE, "tiny")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(a.isfinite().all() for a in first)
+    assert isinstance(runner.once(), float) == WORKLOADS[name].trains
+
+
+@pytest.mark.parametrize("system", ["fused", "strict"])
+@each
+def test_our_modes_compute_what_eager_computes(name: str, system: str) -> None:
+    workload = WORKLOADS[name]
+    _, plain = measure.first_results(workload, REFERENCE, "tiny")
+    _, ours = measure.first_results(workload, SYSTEMS[system], "tiny")
+    worst, equal = measure.compare(workload, SYSTEMS[system], ours, plain)
+    assert equal, f"off by {worst}"
+
+
+@each
+def test_every_workload_is_measured_and_rendered(name: str) -> None:
+    workload = WORKLOADS[name]
+    twin = replace(REFERENCE, name="twin")
+    timings = measure.measure(workload, [twin], BRIEF, "tiny")
+    assert timings["eager"].ratio == 1.0
+    assert timings["twin"].failure == ""
+    assert timings["twin"].difference == 0.0
+    assert timings["twin"].seconds > 0
+    text = table.render([table.Row(name, workload.about, workload.trains, timings)], ["eager", "twin"])
+    assert len(text.splitlines()) == 3
+    assert name in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["layers_2"], ["layers_2"]),
+        (["layers"], ["layers_2", "layers_6", "layers_12", "layers_24"]),
+        (["tiny", "mlp", "tiny"], ["tiny", "mlp_adam_foreach", "mlp_adam_loop"]),
+        ([], list(WORKLOADS)),
+    ],
+)
+def test_workloads_are_chosen_by_name_or_beginning(arguments: list[str], expected: list[str]) -> None:
+    assert [row.name for row in select(arguments)] == expected
+
+
+def test_unknown_workloads_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no workload is called 'tinier'; known: tiny, "):
+        select(["tinier"])
+
+
+def system(**changes: object) -> System:
+    return replace(System("other", "a made-up system", nullcontext), **changes)
+
+
+def test_wrong_results_are_not_timed() -> None:
+    timing = measure.measure(WORKLOADS["tiny"], [system(wrap=lambda f: lambda x: f(x) + 1)], BRIEF, "tiny")["other"]
+    assert timing.failure == "wrong results: off by 1"
+    assert math.isnan(timing.seconds)
+
+
+def test_failures_are_lines_and_the_rest_is_timed() -> None:
+    def refuse(function: object) -> object:
+        raise NotImplementedError("no tensors today\nand a second line")
+
+    timings = measure.measure(WORKLOADS["tiny"], [system(wrap=refuse), system(name="good")], BRIEF, "tiny")
+    assert timings["other"].failure == "NotImplementedError: no tensors today"
+    assert timings["good"].seconds > 0
+    row = table.Row("tiny", "", False, timings)
+    assert table.render([row], ["eager", "other", "good"]).endswith(
+        "tiny, other: NotImplementedError: no tensors today"
+    )
+
+
+def test_endless_compilation_is_marked() -> None:
+    counter = count()
+    endless = system(compilations=lambda: next(counter))
+    timing = measure.measure(WORKLOADS["tiny"], [endless], replace(BRIEF, settle_s=0.01), "tiny")["other"]
+    assert not timing.settled
+    assert timing.compiled_while_timed
+    assert "*" in table.render([table.Row("tiny", "", False, {"other": timing})], ["eager", "other"])
+
+
+def test_inference_waits_at_every_step_and_training_at_the_end() -> None:
+    waits: list[str] = []
+    waiting = system(sync=lambda: waits.append("sync"))
+    for name, expected in (("tiny", 5), ("mlp_adam_loop", 2)):
+        runner, _ = measure.first_results(WORKLOADS[name], waiting, "tiny")
+        waits.clear()
+        runner.block(2)  # one step before the clock starts and a wait, two steps, a wait at the end
+        assert len(waits) == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "equal"),
+    [
+        ([1.0, 2.0], True),
+        ([1.0, 2.0001], True),
+        ([1.0, 2.1], False),
+        ([1.0, math.nan], False),
+        ([1.0, 2.0, 3.0], False),
+        ([1.0], False),
+    ],
+)
+def test_results_are_compared_within_tolerance(ours: list[float], equal: bool) -> None:
+    def tensors(values: list[float]) -> list[torch.Tensor]:
+        return [torch.tensor(value) for value in values]
+
+    assert measure.compare(WORKLOADS["tiny"], REFERENCE, tensors(ours), tensors([1.0, 2.0]))[1] is equal
+
+
+def test_results_of_another_dtype_or_shape_are_wrong() -> None:
+    plain = [torch.ones(2)]
+    for ours in ([torch.ones(2, dtype=torch.float64)], [torch.ones(2, 1)]):
+        assert measure.compare(WORKLOADS["tiny"], REFERENCE, ours, plain) == (math.inf, False)
+
+
+def test_other_random_numbers_are_tolerated_only_where_a_system_draws_its_own() -> None:
+    ours, plain = [torch.tensor(4.1)], [torch.tensor(4.0)]
+    assert measure.compare(WORKLOADS["gpt_adamw"], SYSTEMS["compile"], ours, plain)[1]
+    assert not measure.compare(WORKLOADS["gpt_adamw"], SYSTEMS["fused"], ours, plain)[1]
+    assert not measure.compare(WORKLOADS["mlp_adam_loop"], SYSTEMS["compile"], ours, plain)[1]
+
+
+def a_sample(base: float, peak: float, compiled: list[int | None]) -> probe.Sample:
+    return probe.Sample(0.5, [2.0, 1.0], compiled, base, peak, peak)
+
+
+def test_probes_become_columns() -> None:
+    plain = a_sample(100.0, 200.0, [None, None])
+    ours = a_sample(300.0, 420.0, [7, 9])
+    row = table.Row("gpt_adamw", "", True, {"eager": measure.Timing(0.1, 0.01, 1.0, 0.0)})
+    row.timings["fused"] = measure.Timing(0.05, 0.001, 0.5, 0.02)
+    row.probes = {"eager": probe.Probe(plain, plain), "fused": probe.Probe(ours, ours)}
+    row.failed_probes = {"strict": "killed"}
+    head, _, line, failure = table.render([row], ["eager", "fused"]).splitlines()
+    cells = dict(zip((c.strip() for c in head.split("|")), (c.strip() for c in line.split("|")), strict=True))
+    assert cells["eager ms"] == "100 (10.0)"
+    assert cells["fused"] == "0.50 (0.02)"
+    assert cells["first step fused"] == "0.50 + 2.00 / 2.00"
+    assert cells["compiled fused"] == "7 + 2"
+    assert (cells["memory eager"], cells["memory fused"]) == ("100", "1.20x")
+    assert failure == "gpt_adamw, strict, in a fresh process: killed"
+
+
+def test_summary_keeps_training_apart() -> None:
+    def row(trains: bool, fused: float) -> table.Row:
+        seconds = {"eager": 1.0, "fused": fused, "strict": 2.0}
+        return table.Row("row", "", trains, {name: measure.Timing(value) for name, value in seconds.items()})
+
+    assert table.summary(
+        [row(True, 0.5), row(True, 2.0), row(False, 0.5)], ["eager", "fused", "strict"]
+    ).splitlines() == [
+        "fused against eager: time 1.00 over 2 training workloads, 0.50 over 1 other workloads",
+        "strict against eager: time 2.00 over 2 training workloads, 2.00 over 1 other workloads",
+        "fused against strict: time 0.50 over 2 training workloads, 0.25 over 1 other workloads",
+    ]
+
+
+def test_fresh_processes_tell_first_steps_and_memory() -> None:
+    told = probe.probe("mlp_adam_loop", "eager", "tiny")
+    for sample in (told.cold, told.warm):
+        assert len(sample.step_s) == len(sample.compilations) == probe.STEPS
+        assert min(sample.step_s) > 0
+        assert 0 < sample.base_mb <= sample.whole_peak_mb
+        assert sample.peak_mb <= sample.whole_peak_mb
+
+
+def test_failing_fresh_process_is_named_by_its_last_line() -> None:
+    with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
+        probe.probe("tiny", "nobody", "tiny")
+
+
+def test_json_holds_everything_and_no_nan() -> None:
+    row = table.Row("tiny", "", False, {"eager": measure.Timing(0.5), "fused": measure.Timing(failure="no")})
+    told = json.loads(table.to_json([row], {"threads": 1}), parse_constant=pytest.fail)
+    assert told["settings"] == {"threads": 1}
+    assert told["rows"][0]["timings"]["eager"]["seconds"] == 0.5
+    assert told["rows"][0]["timings"]["fused"] == {
+        **dict.fromkeys(("seconds", "spread", "ratio", "ratio_spread", "compiled_while_timed", "difference")),
+        "settled": True,
+        "failure": "no",
+    }
+
+
+def run(*argv: str) -> int:
+    return command.run(command.parse([*argv, "--tiny", "--quick", "--rounds=1"]))
+
+
+def test_command_prints_header_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    file = f"{tmp_path}/told.json"
+    assert run("tiny", "decode_32", "--modes=eager", f"--json={file}") == 0
+    out = capsys.readouterr().out
+    for line in ("OMP_WAIT_POLICY: ", "MALLOC_MMAP_THRESHOLD_: ", "threads: 1", "pinned to cores: ", "| decode_32 "):
+        assert line in out
+    with open(file) as text:
+        assert [row["workload"] for row in json.load(text)["rows"]] == ["tiny", "decode_32"]
+
+
+@pytest.mark.parametrize(("optional", "code"), [(True, 0), (False, 1)])
+def test_exit_code_tells_of_failures_that_matter(
+    optional: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = system(wrap=lambda f: lambda x: f(x) + 1, optional=optional)
+    monkeypatch.setitem(SYSTEMS, "other", broken)
+    assert run("tiny", "--modes=other") == code
+    assert "wrong results" in capsys.readouterr().out
+
+
+def test_command_lists_workloads_and_systems(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--list") == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == {*WORKLOADS, *SYSTEMS}
+
+
+def test_unknown_systems_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no system is called 'fast'; known: eager, fused"):
+        run("--modes=fast")
+
+
+def test_environment_names_threads_and_malloc() -> None:
+    plain, raised = environment.wanted(1, "default"), environment.wanted(2, "raised")
+    assert plain == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert raised["OMP_NUM_THREADS"] == "2"
+    assert set(raised) - set(plain) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"}
