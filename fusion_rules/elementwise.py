@@ -1,0 +1,196 @@
+"""The small vocabulary that the pointwise lowerings share: broadcasting selects, torch's conversions, table rows.
+
+Values are JAX arrays, or Python numbers where a decomposition passes them on. Everything is written in `lax`: the
+`jnp` functions of the same names wrap each call in a function of its own, which is paid at every trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from .lowering import Context, NoLowering
+from .rule import OpClass, Promote, rule
+from .spec import JAX_DTYPE
+
+NUMBERS = (bool, int, float, complex)
+
+
+def is_one(x: Any) -> bool:
+    """Whether `x` is a Python number equal to 1 (a hoisted scalar never is: its value is not known here)."""
+    return isinstance(x, (bool, int, float)) and x == 1
+
+
+def kind(x: Any) -> str:
+    """One letter for an array's dtype: b(ool), u(nsigned), i(nteger), f(loat, bfloat16 too), c(omplex)."""
+    dtype = np.dtype(x.dtype)
+    return "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
+
+
+def as_array(x: Any, dtype: Any) -> Any:
+    """`x` as an array of a NumPy dtype. Python integers wrap around, as a C cast would."""
+    if isinstance(x, NUMBERS):
+        if isinstance(x, int) and np.dtype(dtype).kind in "iu":
+            return np.asarray(x & (2**64 - 1), np.uint64).astype(dtype)
+        return np.asarray(x).astype(dtype)
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """Broadcast an array to `shape` by NumPy's rule."""
+    if tuple(x.shape) == shape:
+        return x
+    return lax.broadcast_in_dim(x, shape, tuple(range(len(shape) - x.ndim, len(shape))))
+
+
+def shape_of(*xs: Any) -> tuple[int, ...]:
+    """The shape that arrays and numbers broadcast to."""
+    return np.broadcast_shapes(*(np.shape(x) for x in xs))
+
+
+def together(*xs: Any) -> tuple[Any, ...]:
+    """Arrays broadcast to one shape; Python numbers take the dtype of the first array."""
+    dtype = next(x.dtype for x in xs if not isinstance(x, NUMBERS))
+    shape = shape_of(*xs)
+    return tuple(spread(as_array(x, dtype) if isinstance(x, NUMBERS) else x, shape) for x in xs)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where a bool array is true, else `b`; one of the two may be a Python number."""
+    shape = shape_of(condition, a, b)
+    a, b = together(a, b)
+    return lax.select(spread(condition, shape), spread(a, shape), spread(b, shape))
+
+
+def isnan(x: Any) -> Any:
+    """Where a float or complex array is NaN; all false for integers."""
+    return x != x
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two, NaN if either is. Of 0.0 and -0.0 the second, as x86 and so eager has it (`lax.max`: 0.0)."""
+    a, b = together(a, b)
+    return lax.select((a > b) | isnan(a), a, b) if kind(a) == "f" else lax.max(a, b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two, with the rules of `maximum`."""
+    a, b = together(a, b)
+    return lax.select((a < b) | isnan(a), a, b) if kind(a) == "f" else lax.min(a, b)
+
+
+def is_negative(x: Any) -> Any:
+    """The sign bit of a float array, -0.0 and NaN included."""
+    bits = lax.bitcast_convert_type(x, np.dtype(f"int{8 * np.dtype(x.dtype).itemsize}"))
+    return bits < 0
+
+
+def copysign(magnitude: Any, sign: Any) -> Any:
+    """`magnitude` with the sign bit of `sign`; both float arrays of one dtype."""
+    magnitude, sign = together(magnitude, sign)
+    dtype = np.dtype(magnitude.dtype)
+    word = np.dtype(f"uint{8 * dtype.itemsize}")
+    top = np.asarray(1 << (8 * dtype.itemsize - 1), word)
+    bits = (lax.bitcast_convert_type(magnitude, word) & ~top) | (lax.bitcast_convert_type(sign, word) & top)
+    return lax.bitcast_convert_type(bits, dtype)
+
+
+def polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
+    """Horner's scheme, highest power first."""
+    total = as_array(coefficients[0], x.dtype)
+    for c in coefficients[1:]:
+        total = total * x + as_array(c, x.dtype)
+    return total
+
+
+def convert(x: Any, dtype: torch.dtype) -> Any:
+    """Convert an array to a torch dtype with the results of eager on x86.
+
+    Complex to real drops the imaginary part. Float to integer truncates; what does not fit (NaN, infinity, too
+    large) becomes the register's smallest value, which narrower types then cut down to their low bits. XLA alone
+    would saturate, and turn NaN into 0.
+    """
+    want = JAX_DTYPE[dtype]
+    if x.dtype == want:
+        return x
+    if kind(x) == "c" and want.kind not in "cb":
+        x = x.real
+    if kind(x) == "f" and want.kind in "iu":
+        return _truncate(x, want)
+    return x.astype(want)
+
+
+def _truncate(x: Any, want: np.dtype) -> Any:
+    # Which register an x86 conversion goes through, by dtype (uint8 through 64 bits, as c10::convert does).
+    register = np.dtype(np.int32 if want in (np.int32, np.int16, np.int8, np.uint16) else np.int64)
+    if x.dtype.itemsize < 4:
+        x = x.astype(np.float32)
+    limit = as_array(-float(np.iinfo(register).min), x.dtype)
+    fits = (x >= -limit) & (x < limit)
+    whole = where(fits, x.astype(register), np.asarray(np.iinfo(register).min, register))
+    if want == np.uint64:
+        top = as_array(2.0**63, x.dtype)
+        high = (x - top).astype(np.int64) ^ np.asarray(np.iinfo(np.int64).min, np.int64)
+        whole = where((x >= top) & (x < 2 * top), high, whole)
+    return whole.astype(want)
+
+
+def narrow(cx: Context, x: Any) -> Any:
+    """A value rounded to the dtype of the result but kept in the computation's: what eager's own rounding leaves.
+
+    `reduce_precision` and not two conversions: XLA drops a pair of those as excess precision.
+    """
+    dtype = cx.out[0].dtype
+    if dtype not in (torch.bfloat16, torch.float16):
+        return x
+    if isinstance(x, NUMBERS):
+        return float(np.asarray(x).astype(JAX_DTYPE[dtype]))
+    info = jnp.finfo(JAX_DTYPE[dtype])
+    return lax.reduce_precision(x, info.nexp, info.nmant) if kind(x) == "f" else x
+
+
+def narrow_number(cx: Context, x: Any) -> Any:
+    """A number (0-d array or Python's) as most kernels take it: in the dtype of the tensor that it meets."""
+    return x if np.ndim(x) else narrow(cx, x)
+
+
+def real_dtype(x: Any) -> np.dtype:
+    """The dtype of `abs(x)`."""
+    return np.dtype(x.dtype) if kind(x) != "c" else np.dtype(f"float{4 * np.dtype(x.dtype).itemsize}")
+
+
+def need(condition: bool, reason: str) -> None:
+    """Decline the op unless `condition`.
+
+    Raises:
+        NoLowering: the condition does not hold.
+    """
+    if not condition:
+        raise NoLowering(reason)
+
+
+def enter_unary(table: Mapping[str, Callable[[Any], Any]], promote: Promote, suffix: str = "default") -> None:
+    """One row `name.suffix(self)` per entry."""
+    for name, function in table.items():
+
+        def lower(cx: Context, self: Any, function: Callable[[Any], Any] = function) -> Any:
+            return function(self)
+
+        rule(f"{name}.{suffix}", OpClass.POINTWISE, promote=promote)(lower)
+
+
+def enter_binary(
+    table: Mapping[str, Callable[[Any, Any], Any]], promote: Promote, suffixes: tuple[str, ...] = ("default",)
+) -> None:
+    """One row `name.suffix(self, other)` per entry and suffix."""
+    for name, function in table.items():
+
+        def lower(cx: Context, self: Any, other: Any, function: Callable[[Any, Any], Any] = function) -> Any:
+            return function(self, other)
+
+        rule([f"{name}.{suffix}" for suffix in suffixes], OpClass.POINTWISE, promote=promote)(lower)
