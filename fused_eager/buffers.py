@@ -35,8 +35,20 @@ Home = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a storage's den
 class Buffer:
     """A storage and the value it holds now. Exactly one of `stream` (pending), `array`, `error` says where it is."""
 
-    __slots__ = ("__weakref__", "array", "born_native", "cdata", "epoch", "error", "home", "origin", "previous",
-                 "storage", "stream", "vid")
+    __slots__ = (
+        "__weakref__",
+        "array",
+        "born_native",
+        "cdata",
+        "epoch",
+        "error",
+        "home",
+        "origin",
+        "previous",
+        "storage",
+        "stream",
+        "vid",
+    )
 
     def __init__(self, storage: torch.UntypedStorage, born_native: bool):
         self.storage = storage
@@ -152,5 +164,20 @@ def bind(buffer: Buffer) -> None:
     buffer.array = None
 
 
-__all__ = ["JAX_DTYPE", "LOCK", "TABLE", "Buffer", "Home", "alias", "bind", "buffer_of", "home_of", "open_buffer",
-           "release", "storage_of", "sweep", "to_array", "to_tensor"]
+__all__ = [
+    "JAX_DTYPE",
+    "LOCK",
+    "TABLE",
+    "Buffer",
+    "Home",
+    "alias",
+    "bind",
+    "buffer_of",
+    "home_of",
+    "open_buffer",
+    "release",
+    "storage_of",
+    "sweep",
+    "to_array",
+    "to_tensor",
+]

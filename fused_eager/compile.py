@@ -89,6 +89,12 @@ def _compile(
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
-    LOG.emit("compile", region=name, ops=len(region.nodes), seconds=seconds, inputs=len(region.inputs),
-             outputs=len(region.outputs))
+    LOG.emit(
+        "compile",
+        region=name,
+        ops=len(region.nodes),
+        seconds=seconds,
+        inputs=len(region.inputs),
+        outputs=len(region.outputs),
+    )
     return Executable(compiled, checks, seconds, name)

@@ -47,7 +47,7 @@ def sync() -> None:
         run.settle_all(Reason("sync.call"), only=_thread.door.stream)
 
 
-class fused_eager:  # noqa: N801 (reads as a statement: `with fused_eager():`)
+class fused_eager:
     """Run the PyTorch code in the body, or in the decorated function, traced and fused on the fly.
 
     >>> with fused_eager():

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import native, run
 from .buffers import TABLE, storage_of
+from .quiet import inside
 from .reasons import Reason
 
 
@@ -56,7 +57,6 @@ PRINTERS: tuple[Guard, ...] = (Guard(torch.Tensor, "__repr__"), Guard(torch.Tens
 _lock = threading.Lock()
 _users = 0
 _undo: list[Callable[[], None]] = []
-_busy = threading.local()
 
 
 def _settled(t: Any, guard: Guard) -> None:
@@ -98,22 +98,16 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _settle_everything(reason: Reason) -> None:
-    """Before something that may look at any tensor from outside; not while we are at it already."""
-    if getattr(_busy, "now", False):
-        return
-    _busy.now = True
-    try:
+    """Before something that may look at any tensor from outside; not from inside the runtime."""
+    if not inside():
         run.settle_all(reason)
-    finally:
-        _busy.now = False
 
 
 def _before(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not getattr(args[0], "_fused_eager", False):
-                _settle_everything(reason)
+            _settle_everything(reason)
             return original(*args, **kwargs)
 
         return call

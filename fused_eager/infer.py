@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +89,3 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
     if any(s.device.type != t.device.type for s in fresh for t in tensors):
         return Unknown("it moves between devices")
     return Inferred(tuple(fresh), template, alias)
-
-
-MEMO: dict[Hashable, Inferred | Unknown] = {}
-
-__all__ = ["MEMO", "Fresh", "Inferred", "Same", "Unknown", "infer"]

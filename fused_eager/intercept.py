@@ -143,5 +143,3 @@ def _find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None
 
     if has_nan([out]) and not has_nan([args, kwargs]):
         raise FloatingPointError(f"{info.op} made the first NaN or infinity at {site.describe(site.here())}")
-
-

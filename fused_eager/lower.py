@@ -84,5 +84,3 @@ class Function:
             dtype, shape = result.home
             home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
             homes[result.vid] = write(home, result.geometry, value)
-
-

@@ -29,6 +29,7 @@ class OpInfo:
     """One overload, as the recorder sees it. Arguments are named by their position in the schema."""
 
     op: OpOverload
+    number: int  # stands for `op` in keys: OpOverload hashes slowly
     kind: Kind
     twin: OpOverload | None
     names: tuple[str, ...]
@@ -55,9 +56,28 @@ ALLOCATORS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "ne
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
 
 # Ops that only look at metadata although they take tensors.
-QUERIES = frozenset({"is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride",
-                     "storage_offset", "dim", "numel", "is_same_size", "is_contiguous", "is_strides_like_format",
-                     "_fused_sdp_choice", "_has_compatible_shallow_copy_type", "_version", "is_leaf", "output_nr"})
+QUERIES = frozenset(
+    {
+        "is_pinned",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "size",
+        "stride",
+        "storage_offset",
+        "dim",
+        "numel",
+        "is_same_size",
+        "is_contiguous",
+        "is_strides_like_format",
+        "_fused_sdp_choice",
+        "_has_compatible_shallow_copy_type",
+        "_version",
+        "is_leaf",
+        "output_nr",
+    }
+)
 
 _INFO: dict[OpOverload, OpInfo] = {}
 
@@ -68,11 +88,6 @@ def info_of(op: OpOverload) -> OpInfo:
     if found is None:
         found = _INFO[op] = _read(op)
     return found
-
-
-def forget(op: OpOverload) -> None:
-    """Read an overload anew: its rule has changed."""
-    _INFO.pop(op, None)
 
 
 def _kind(op: OpOverload) -> Kind:
@@ -111,6 +126,7 @@ def _read(op: OpOverload) -> OpInfo:
         island = "it has no lowering"
     return OpInfo(
         op,
+        len(_INFO),
         _kind(op),
         twin,
         tuple(a.name for a in arguments),

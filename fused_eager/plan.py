@@ -51,8 +51,10 @@ class Plan:
     def __str__(self) -> str:
         lines = []
         for i, r in enumerate(self.regions):
-            lines.append(f"region {i} [{r.how}] {len(r.nodes)} ops, {len(r.inputs)} in, {len(r.outputs)} out, "
-                         f"{len(r.donated)} donated; ended by {r.ended_by}")
+            lines.append(
+                f"region {i} [{r.how}] {len(r.nodes)} ops, {len(r.inputs)} in, {len(r.outputs)} out, "
+                f"{len(r.donated)} donated; ended by {r.ended_by}"
+            )
         return "\n".join(lines)
 
 
@@ -155,9 +157,7 @@ def _connect(
     regions, drops = [], []
     for g, (how, members, why) in enumerate(groups):
         inputs = dict.fromkeys(v for i in members for v in _operands(nodes[i]) if made_in.get(v) != g)
-        outputs = tuple(
-            r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g
-        )
+        outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g)
         dying = [v for v in inputs if last_use[v] == g and v not in live]
         free = [v for v in dying if v in made_in or v in donatable] if how == "xla" else []
         donated = _fitting(list(inputs), outputs, free, homes)

@@ -27,7 +27,6 @@ def waiting(what: str, enabled: bool = True) -> Iterator[None]:
             pause = EVERY
 
     teller = threading.Thread(target=tell, daemon=True, name="fused_eager progress")
-    teller._fused_eager = True  # type: ignore[attr-defined]  # the guards let our own thread start unnoticed
     teller.start()
     try:
         yield

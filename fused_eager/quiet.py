@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+_thread = threading.local()
+
+
+def inside() -> bool:
+    """Whether this thread is in the runtime's own code: JAX starts threads there, and nothing has to be settled."""
+    return getattr(_thread, "depth", 0) > 0
 
 
 @contextmanager
@@ -15,9 +23,13 @@ def unobserved() -> Iterator[None]:
 
     Not `_DisableTorchDispatch`: the lowering of a decomposition needs a mode of its own inside.
     """
-    with torch.no_grad():
-        if torch._C._len_torch_dispatch_stack():
-            with _disable_current_modes():
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    try:
+        with torch.no_grad():
+            if torch._C._len_torch_dispatch_stack():
+                with _disable_current_modes():
+                    yield
+            else:
                 yield
-        else:
-            yield
+    finally:
+        _thread.depth -= 1

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import Parameter
 
 from fused_eager.fusion_rules.geometry import Geometry, home_shape, is_dense, overlaps_itself
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
@@ -18,7 +19,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from . import buffers, native, run, site
 from .buffers import TABLE, Buffer, Home, storage_of
-from .infer import Fresh, Inferred, Same, Unknown, infer
+from .infer import Fresh, Same, Unknown, infer
 from .opinfo import HIDDEN_WRITES, OpInfo
 from .reasons import Reason
 from .stream import DeviceInput, Hole, NativeInput, Node, Ref, Result, Stream, Use
@@ -29,14 +30,34 @@ TINY = 1  # elements; such work is done by ATen before XLA would have been asked
 _INT64 = range(-(2**63), 2**63)
 
 
+class View(NamedTuple):
+    """How a tensor argument of given size, strides and dtype reads: from a home at offset 0, or as native memory."""
+
+    geometry: Geometry
+    native_home: Home
+    itemsize: int
+
+
+class Output(NamedTuple):
+    """A new output: what to allocate, and the value that will fill it."""
+
+    spec: Spec
+    geometry: Geometry
+    home: Home
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """Everything about a call that its structure decides: remembered per (op, structural arguments, tensor specs)."""
 
-    inferred: Inferred
+    template: Any  # what is returned, with Fresh and Same leaves
     args: Any  # templates with Ref and Hole leaves
     kwargs: dict[str, Any]
+    views: tuple[View, ...]
+    outputs: tuple[Output, ...]
     written: tuple[int, ...]  # positions among the tensor arguments, in schema order
+    overlapping: bool  # a written tensor overlaps itself
+    alias: bool
     tiny: bool
     structure: int  # a number that stands for the memo key in node signatures
 
@@ -53,47 +74,36 @@ def _freeze(value: Any) -> Hashable:
         return kind, value
     if kind is complex:
         return kind, value.real.hex(), value.imag.hex()
-    if kind is list or kind is tuple:
-        return tuple([_freeze(v) for v in value])
     return value
 
 
-class Parsed:
-    """A call's arguments taken apart: tensors, hoisted numbers, and the hashable rest."""
+class Foreign(Exception):
+    """An argument that is not an ordinary tensor on the host; the text says what it is."""
 
-    __slots__ = ("key", "scalars", "tensors")
 
-    def __init__(self, info: OpInfo, args: Any, kwargs: dict[str, Any]):
-        self.key: list[Any] = []
-        self.tensors: list[Tensor] = []
-        self.scalars: list[float | int] = []
-        hoisted = info.hoisted
-        for i, a in enumerate(args):
-            self._take(a, i in hoisted)
-        if kwargs:
-            names = info.names
-            for name in sorted(kwargs):
-                self.key.append(name)
-                self._take(kwargs[name], names.index(name) in hoisted)
-
-    def _take(self, a: Any, hoist: bool) -> None:
-        kind = type(a)
-        if isinstance(a, Tensor):
-            self.tensors.append(a)
-            self.key.append(Tensor)
-        elif hoist and (kind is float or (kind is int and a in _INT64)):
-            self.scalars.append(a)
-            self.key.append(kind)
-        elif kind is list or kind is tuple:
-            self.key.append(len(a))
-            for x in a:
-                self._take(x, hoist)
-        else:
-            self.key.append(_freeze(a))
+def _take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
+    """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
+    kind = type(a)
+    if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
+        if not a.is_cpu or a.layout is not STRIDED:
+            raise Foreign(f"a tensor is {a.layout} on {a.device}")
+        tensors.append(a)
+        key += (a.shape, a.stride(), a.dtype)
+        if a.is_neg() or a.is_conj():
+            key.append((a.is_neg(), a.is_conj()))
+    elif hoist and (kind is float or (kind is int and a in _INT64)):
+        scalars.append(a)
+        key.append(kind)
+    elif kind is list or kind is tuple:
+        key.append(len(a))
+        for x in a:
+            _take(x, hoist, key, tensors, scalars)
+    else:
+        key.append(a if kind is int or a is None else _freeze(a))
 
 
 def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments with `Ref` for tensors and `Hole` for hoisted numbers, numbered as `Parsed` numbers them."""
+    """The arguments with `Ref` for tensors and `Hole` for hoisted numbers, numbered as `_take` takes them."""
     refs = holes = 0
 
     def leaf(hoist: bool) -> Any:
@@ -131,28 +141,59 @@ def _written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]
     return tuple(p for i in info.written for p in positions.get(i, []))
 
 
-def _call(info: OpInfo, key: Hashable, parsed: Parsed, args: Any, kwargs: dict[str, Any]) -> Call | Unknown:
-    inferred = infer(info.op, args, kwargs, parsed.tensors)
+def _view(t: Tensor) -> View:
+    """A view of native memory becomes an input that is just the block it touches, from its first element on.
+
+    So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
+    """
+    size, stride, dtype = tuple(t.shape), t.stride(), t.dtype
+    if is_dense(size, stride):
+        block = home_shape(Spec(size, dtype, stride, t.device))
+    else:
+        block = (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0,)
+    conj = dtype.is_complex and t.is_conj()
+    return View(Geometry(size, stride, 0, dtype, conj, t.is_neg()), (dtype, block), dtype.itemsize)
+
+
+def _output(spec: Spec) -> Output:
+    home: Home = (spec.dtype, home_shape(spec))
+    if not is_dense(spec.shape, spec.strides):
+        reach = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+        home = (spec.dtype, (reach,))
+    return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home)
+
+
+def _call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Call | Unknown:
+    unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
+    inferred = Unknown(f"XLA has no {unfit[0]}") if unfit else infer(info.op, args, kwargs, tensors)
     if isinstance(inferred, Unknown):
         CALLS[key] = inferred
         return inferred
     written = _written(info, args, kwargs)
-    tiny = all(t.numel() <= TINY for t in parsed.tensors) and all(s.numel <= TINY for s in inferred.fresh)
-    call = Call(inferred, *_templates(info, args, kwargs), written, tiny, len(CALLS))
+    done, named = _templates(info, args, kwargs)
+    call = Call(
+        inferred.template,
+        done,
+        named,
+        tuple(_view(t) for t in tensors),
+        tuple(_output(s) for s in inferred.fresh),
+        written,
+        any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in written),
+        inferred.alias,
+        all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
+        len(CALLS),
+    )
     CALLS[key] = call
     return call
 
 
-def read(stream: Stream, t: Tensor) -> Use:
-    """The current value of a tensor's storage, seen through the tensor's geometry. Makes it an input if need be."""
+def _position(stream: Stream, t: Tensor, view: View) -> tuple[int, int]:
+    """The number of the value that a tensor's storage holds now (an input, if need be), and the offset in it."""
     storage = storage_of(t)
-    cdata = storage._cdata
-    buffer = TABLE.get(cdata)
+    buffer = TABLE.get(storage._cdata)
     if buffer is None:
-        return _read_native(stream, t, storage)
-    vid = _current(stream, buffer)
-    size, stride, offset, dtype = t.shape, t.stride(), t.storage_offset(), t.dtype
-    return Use(vid, Geometry(size, stride, offset, dtype, dtype.is_complex and t.is_conj(), t.is_neg()))
+        return _native_input(stream, storage, view.native_home, t.storage_offset() * view.itemsize), 0
+    return (buffer.vid if buffer.stream is stream else _current(stream, buffer)), t.storage_offset()
 
 
 def _current(stream: Stream, buffer: Buffer) -> int:
@@ -173,20 +214,6 @@ def _current(stream: Stream, buffer: Buffer) -> int:
     return buffer.vid
 
 
-def _read_native(stream: Stream, t: Tensor, storage: torch.UntypedStorage) -> Use:
-    """A view of native memory becomes an input that is just the block it touches, from its first element on.
-
-    So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
-    """
-    size, stride, dtype = t.shape, t.stride(), t.dtype
-    spec = Spec(tuple(size), dtype, stride, t.device)
-    dense = is_dense(size, stride)
-    reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
-    shape = home_shape(spec) if dense else (reach,)
-    vid = _native_input(stream, storage, (dtype, shape), t.storage_offset() * dtype.itemsize)
-    return Use(vid, Geometry(size, stride, 0, dtype, dtype.is_complex and t.is_conj(), t.is_neg()))
-
-
 def _native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offset: int) -> int:
     known = stream.natives.setdefault(storage._cdata, {})
     key = (home, offset)
@@ -200,11 +227,11 @@ def _native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, off
     return found.vid
 
 
-def write(stream: Stream, t: Tensor) -> Result:
+def _write(stream: Stream, t: Tensor, geometry: Geometry) -> Result:
     """A new value for a tensor's storage, to be produced by the node that is being recorded."""
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
-    g = Geometry(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.dtype.is_complex and t.is_conj(), t.is_neg())
+    g = geometry._replace(offset=t.storage_offset())
     spec = Spec(g.size, g.dtype, g.stride, t.device)
     covers = spec.nbytes == storage.nbytes() and g.offset == 0 and is_dense(g.size, g.stride)
     base = None
@@ -235,66 +262,89 @@ def _make_pending(stream: Stream, buffer: Buffer, vid: int, home: Home) -> None:
     stream.pending[buffer.cdata] = buffer
 
 
-def new_tensor(stream: Stream, spec: Spec) -> tuple[Tensor, Result]:
-    """A pending tensor of the given spec, and the result that will give it its value."""
-    t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device)
-    storage = storage_of(t)
-    buffer = buffers.open_buffer(storage, born_native=False)
-    g = Geometry(spec.shape, spec.strides, 0, spec.dtype)
-    home: Home = (spec.dtype, home_shape(spec))
-    if not is_dense(spec.shape, spec.strides):
-        home = (spec.dtype, (storage.nbytes() // spec.dtype.itemsize,))
+def _new_tensor(stream: Stream, output: Output) -> tuple[Tensor, Result]:
+    """A pending tensor, and the result that will give it its value."""
+    spec, geometry, home = output
+    t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+    buffer = buffers.open_buffer(storage_of(t), born_native=False)
     vid = stream.new_vid()
     _make_pending(stream, buffer, vid, home)
-    return t, Result(vid, home, g, None, spec)
+    return t, Result(vid, home, geometry, None, spec)
 
 
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record one call and return its outputs; or, where that cannot be, run it natively now."""
-    parsed = Parsed(info, args, kwargs)
-    metas: list[Any] = []
-    for t in parsed.tensors:
-        if t.layout is not STRIDED or t.dtype not in JAX_DTYPE or t.device != native.HOST:
-            return native.run_now(stream, info, args, kwargs, f"a tensor is {t.dtype}, {t.layout}, on {t.device}")
-        metas.append((t.shape, t.stride(), t.dtype))
-    key = (info.op, tuple(parsed.key), tuple(metas))
-    call = CALLS.get(key)
-    if call is None:
-        try:
-            call = _call(info, key, parsed, args, kwargs)
-        except TypeError as error:  # an unhashable structural argument
-            call = Unknown(str(error))
-    if isinstance(call, Unknown):
+    parts: list[Any] = [info.number]
+    tensors: list[Tensor] = []
+    scalars: list[Any] = []
+    hoisted = info.hoisted
+    try:
+        for i, a in enumerate(args):
+            _take(a, i in hoisted, parts, tensors, scalars)
+        if kwargs:
+            for name in sorted(kwargs):
+                parts.append(name)
+                _take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars)
+        key = tuple(parts)
+        call = CALLS.get(key)
+        if call is None:
+            call = _call(info, key, tensors, args, kwargs)
+    except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
+        call = Unknown(str(error))
+    if type(call) is Unknown:
         return native.run_now(stream, info, args, kwargs, call.reason)
-    if call.inferred.alias:
+    assert isinstance(call, Call)
+    if call.alias:
         return info.op(*args, **kwargs)
-    tensors = parsed.tensors
-    if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
-        return native.run_tiny(stream, info, args, kwargs, [tensors[i] for i in call.written])
-    for i in call.written:
-        t = tensors[i]
-        if overlaps_itself(tuple(t.shape), t.stride()) or native.must_stay(storage_of(t)):
-            return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps")
-    uses = tuple([read(stream, t) for t in tensors])
-    outputs: list[Tensor] = []
+    written = call.written
+    if call.tiny and all([storage_of(t)._cdata not in TABLE for t in tensors]):
+        return native.run_tiny(stream, info, args, kwargs, [tensors[i] for i in written])
+    if written and (call.overlapping or any([native.must_stay(storage_of(tensors[i])) for i in written])):
+        return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")
+    return _append(stream, info, call, tensors, scalars)
+
+
+def _append(stream: Stream, info: OpInfo, call: Call, tensors: list[Tensor], scalars: list[Any]) -> Any:
+    uses: list[Use] = []
+    signature: list[Any] = [call.structure]
+    for t, view in zip(tensors, call.views, strict=True):
+        vid, offset = _position(stream, t, view)
+        signature += (vid, offset)
+        geometry = view.geometry
+        uses.append(Use(vid, geometry if offset == 0 else geometry._replace(offset=offset)))
+    fresh: list[Tensor] = []
     results: list[Result] = []
-    for spec in call.inferred.fresh:
-        t, result = new_tensor(stream, spec)
-        outputs.append(t)
+    for output in call.outputs:
+        t, result = _new_tensor(stream, output)
+        fresh.append(t)
         results.append(result)
     for i in call.written:
-        results.append(write(stream, tensors[i]))
-    geometry = tuple([(r.geometry, r.base) for r in results[len(outputs) :]])
-    node = Node(
-        info.op, info.twin, call.args, call.kwargs, uses, parsed.scalars, tuple(results), call.written,
-        (call.structure, uses, geometry), site.here(),
+        result = _write(stream, tensors[i], uses[i].geometry)
+        signature.append((result.base, result.home, result.geometry.offset))
+        results.append(result)
+    stream.nodes.append(
+        Node(
+            info.op,
+            info.twin,
+            call.args,
+            call.kwargs,
+            tuple(uses),
+            scalars,
+            tuple(results),
+            call.written,
+            tuple(signature),
+            site.here(),
+        )
     )
-    stream.nodes.append(node)
+    template = call.template
+    if type(template) is Fresh:
+        return fresh[0]
+    if type(template) is Same:
+        return tensors[template.index]
 
     def leave(leaf: Any) -> Any:
         if isinstance(leaf, Fresh):
-            return outputs[leaf.index]
+            return fresh[leaf.index]
         return tensors[leaf.index] if isinstance(leaf, Same) else leaf
 
-    template = call.inferred.template
-    return outputs[0] if type(template) is Fresh else map_leaves(leave, template)
+    return map_leaves(leave, template)

@@ -186,7 +186,10 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     signature = (
         tuple([n.signature for n in nodes]),
         tuple([(i.vid, i.home) for i in stream.inputs]),
-        frozenset(live), frozenset(donatable), stream.config.check_bounds, stream.config.max_region,
+        frozenset(live),
+        frozenset(donatable),
+        stream.config.check_bounds,
+        stream.config.max_region,
     )
     ready = READY.get(signature)
     if ready is None:
@@ -279,7 +282,9 @@ def _undo(b: Buffer, array: jax.Array | None, origin: tuple[int, int] | None, er
 
 def lost(b: Buffer) -> LostValue:
     """The exception for reading a buffer whose value was never computed."""
-    out = LostValue(f"this tensor was never computed, because an earlier op failed: {type(b.error).__name__}: {b.error}")
+    out = LostValue(
+        f"this tensor was never computed, because an earlier op failed: {type(b.error).__name__}: {b.error}"
+    )
     out.__cause__ = b.error
     return out
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .geometry import Geometry, home_shape, read, write
 from .lowering import Context, Hoisted, NoLowering, apply_rule, conform, leaves, map_leaves
 from .rule import functional_twin, rule_for
-from .spec import JAX_DTYPE, Spec, spec_of, torch_dtype
+from .spec import JAX_DTYPE, spec_of, torch_dtype
 
 # Decompositions that are not fit for lowering, each with its reason: they would win over the island that is right.
 DENIED: dict[str, str] = {}
@@ -94,8 +94,13 @@ class Interpreter(TorchDispatchMode):
             twin = functional_twin(func)
             inner = None if twin is None else decomposition_of(twin)
             if func._schema.is_mutable or inner is None:
-                if str(func) in ("aten.empty.memory_format", "aten.empty_strided.default", "aten.new_empty.default",
-                                 "aten.empty_like.default", "aten.new_empty_strided.default"):
+                if str(func) in (
+                    "aten.empty.memory_format",
+                    "aten.empty_strided.default",
+                    "aten.new_empty.default",
+                    "aten.empty_like.default",
+                    "aten.new_empty_strided.default",
+                ):
                     return self._blank(func, args, kwargs)
                 raise NoLowering(f"no rule for {func}")
             return self.run(func, inner, args, kwargs)
@@ -131,8 +136,11 @@ class Interpreter(TorchDispatchMode):
             return self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
         schema = func._schema
-        kept = {k: map_leaves(enter, v) for k, v in kwargs.items()
-                if not any(a.is_out and a.name == k for a in schema.arguments)}
+        kept = {
+            k: map_leaves(enter, v)
+            for k, v in kwargs.items()
+            if not any(a.is_out and a.name == k for a in schema.arguments)
+        }
         targets = [t for t in leaves([out]) if isinstance(t, torch.Tensor)]
         inner = Context(tuple(spec_of(t) for t in targets), bounds=self.cx.bounds)
         results = apply_rule(rule, inner, [map_leaves(enter, a) for a in args], kept)

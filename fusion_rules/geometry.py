@@ -124,9 +124,7 @@ def _view_dims(plan: ViewPlan, sorted_values: jax.Array) -> jax.Array:
     """Put the dimensions back into the view's order, and broadcast those of size 1 or stride 0."""
     positions = {d: i for i, d in enumerate(plan.order)}
     kept = [d for d in range(len(plan.size)) if d in positions]
-    return lax.broadcast_in_dim(
-        sorted_values.transpose([positions[d] for d in kept]), plan.size, tuple(kept)
-    )
+    return lax.broadcast_in_dim(sorted_values.transpose([positions[d] for d in kept]), plan.size, tuple(kept))
 
 
 def _flat_index(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> jax.Array:
@@ -201,7 +199,9 @@ def write(home: jax.Array, g: Geometry, values: Any) -> jax.Array:
         else:
             updated = lax.dynamic_update_slice(_flat_to_box(flat, plan), box, plan.starts).reshape(-1)
             # A view that leaves a ragged tail: what lies behind the box was not part of the reshape.
-            out = updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])
+            out = (
+                updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])
+            )
     if flat.dtype != home.dtype:
         out = reinterpret(out, TORCH_DTYPE[np.dtype(home.dtype)])
     return out.reshape(home.shape)

@@ -150,9 +150,9 @@ def to_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     return x.astype(want)
 
 
-def lower(op: OpOverload, args: Any, kwargs: dict[str, Any], out: tuple[Spec, ...], bounds: bool = True) -> tuple[
-    tuple[jax.Array, ...], list[Check]
-]:
+def lower(
+    op: OpOverload, args: Any, kwargs: dict[str, Any], out: tuple[Spec, ...], bounds: bool = True
+) -> tuple[tuple[jax.Array, ...], list[Check]]:
     """Lower one functional overload.
 
     Args:

@@ -99,7 +99,7 @@ def _plain(argument: torch.Argument) -> tuple[str, str]:
     return argument.name, str(argument.type)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
     """The functional overload that computes what `op` writes: itself, or `add.Tensor` for `add_.Tensor` and `add.out`.
 
@@ -122,14 +122,14 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def rule_for(op: OpOverload) -> Rule | None:
     """The row for an overload or for its functional twin; None if it has to be decomposed or run as an island."""
     twin = functional_twin(op)
     return None if twin is None else RULES.get(str(twin))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def hoisted_names(op: OpOverload) -> frozenset[str]:
     """The arguments of `op` whose Python numbers are inputs of a region instead of constants in it.
 
