@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from fused_eager.cache.local import default_root
 from fused_eager.config import OptionError, resolve
 
 Severity = Literal["error", "warning", "note"]
@@ -247,15 +248,9 @@ def _trap_facts() -> dict[str, Any]:
 
 
 def _cache_facts() -> dict[str, Any]:
-    tiers = tuple(tier.strip() for tier in resolve().cache.split(",") if tier.strip()) or (str(default_cache()),)
+    tiers = tuple(tier.strip() for tier in resolve().cache.split(",") if tier.strip()) or (str(default_root()),)
     problems = [problem for tier in tiers if (problem := _unwritable(tier))]
     return {"cache": tuple(redact(tier) for tier in tiers), "cache_problem": "; ".join(problems)}
-
-
-def default_cache() -> Path:
-    """The folder of the local cache where FUSED_EAGER_CACHE names none."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "fused_eager"
 
 
 def _unwritable(tier: str) -> str | None:

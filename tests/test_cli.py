@@ -229,7 +229,7 @@ def test_help_wrong_commands_and_dispatch(
 
 def python(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *argv], cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300
+        [sys.executable, *argv], cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
     )
 
 

@@ -151,7 +151,7 @@ def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor.default_cache() == tmp_path / "fused_eager"
+    assert doctor._cache_facts() == {"cache": (str(tmp_path / "fused_eager"),), "cache_problem": ""}
     assert doctor._unwritable(str(tmp_path / "a" / "b")) is None
     assert doctor._unwritable(f"file://{tmp_path}") is None
     file = tmp_path / "file"
