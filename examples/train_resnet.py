@@ -68,7 +68,7 @@ class ResNet(nn.Module):
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """Float images [n, 1, 8, 8] of mean 0 and deviation 1 with labels [n]: those to learn from and the held-out ones."""
+    """Float images [n, 1, 8, 8] of mean 0 and deviation 1 with labels [n]: those to learn from and those held out."""
     try:
         from sklearn import datasets
     except ImportError as missing:
