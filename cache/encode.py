@@ -143,7 +143,7 @@ def from_json(form: Any, path: str = "", _depth: int = 0) -> Any:
     if kind is list:
         return tuple(from_json(item, f"{path}[{i}]", _depth + 1) for i, item in enumerate(form))
     if kind is dict and len(form) == 1:
-        (tag, body), = form.items()
+        ((tag, body),) = form.items()
         if tag == "m" and type(body) is dict:
             join = f"{path}." if path else ""
             return {name: from_json(item, f"{join}{name}", _depth + 1) for name, item in body.items()}

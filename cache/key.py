@@ -130,7 +130,7 @@ def _walk(path: str, a: Any, b: Any) -> Iterator[Difference]:
 
 def _sequences(path: str, a: tuple[Any, ...], b: tuple[Any, ...]) -> Iterator[Difference]:
     if len(a) == len(b):
-        for i, (x, y) in enumerate(zip(a, b)):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
             yield from _walk(f"{path}[{i}]", x, y)
         return
     # something was put in or taken out: drop what agrees at both ends, or every later item would seem changed

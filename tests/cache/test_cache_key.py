@@ -7,12 +7,12 @@ import enum
 import hashlib
 import json
 import math
+import os
 import pickle
 import struct
-import subprocess
-import sys
 from types import MappingProxyType
 
+import cache_alone
 import numpy as np
 import pytest
 from fused_eager.cache.encode import MAX_DEPTH, Unencodable, encode, freeze, from_json, to_json
@@ -22,10 +22,13 @@ from hypothesis import strategies as st
 
 text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
 bits = st.integers(0, 2**64 - 1).map(lambda n: struct.unpack(">d", n.to_bytes(8, "big"))[0])
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.integers(-3, 3), st.floats(), bits, text,
-                    st.binary(max_size=8))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-3, 3), st.floats(), bits, text, st.binary(max_size=8)
+)
 values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(text, inner, max_size=4)), max_leaves=12
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(text, inner, max_size=4)),
+    max_leaves=12,
 )
 
 
@@ -87,7 +90,9 @@ def test_known_bytes():
         "530000000000000001" "62" "4c0000000000000002" "420000000000000001" "01" "4e0000000000000000"
     )  # fmt: skip
     assert encode(1.5).hex() == "460000000000000008" + "3ff8000000000000"
-    by_hand = b"fused-eager/key/1\0" + b"M" + bytes(7) + b"\x01" + b"S" + bytes(7) + b"\x01a" + b"I" + bytes(7) + b"\x01\x01"
+    by_hand = (
+        b"fused-eager/key/1\0" + b"M" + bytes(7) + b"\x01" + b"S" + bytes(7) + b"\x01a" + b"I" + bytes(7) + b"\x01\x01"
+    )
     assert Key({"a": 1}).digest == hashlib.sha256(by_hand).hexdigest()
 
 
@@ -160,10 +165,9 @@ def test_key_survives_json_pickle_and_another_process():
     key = Key({"a": (1, -0.0, math.inf, b"\x00", 2**100, None, True), "b": {"n": "\u00e9\U0001f600"}})
     assert Key.from_json(json.loads(json.dumps(key.to_json()))) == key
     assert pickle.loads(pickle.dumps(key)) == copy.deepcopy(key) == key
-    code = "import json, sys; from fused_eager.cache.key import Key; print(Key.from_json(json.load(sys.stdin)).digest)"
-    out = subprocess.run([sys.executable, "-c", code], input=json.dumps(key.to_json()), capture_output=True, text=True,
-                         check=True, env={"PYTHONHASHSEED": "7", "PATH": ""})  # fmt: skip
-    assert out.stdout.strip() == key.digest
+    code = "import json; from fused_eager.cache.key import Key; print(Key.from_json(json.load(sys.stdin)).digest)"
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    assert cache_alone.run(code, input=json.dumps(key.to_json()), env=env).strip() == key.digest
 
 
 @settings(max_examples=300, deadline=None)
@@ -199,6 +203,11 @@ def range_(a, b):
 
 
 def test_nearest():
-    keys = [region((1, 1), jax="a", salt="q"), region((30, 8), jax="a"), region((30, 9), jax="b"), region((30, 8), jax="a")]
+    keys = [
+        region((1, 1), jax="a", salt="q"),
+        region((30, 8), jax="a"),
+        region((30, 9), jax="b"),
+        region((30, 8), jax="a"),
+    ]
     assert nearest(region((31, 8), jax="a"), keys) is keys[1]
     assert nearest(region((1,)), []) is None
