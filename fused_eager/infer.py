@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +49,26 @@ class Unknown:
     reason: str
 
 
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """FakeTensor logs and warns about calls that ATen will judge, and tell of, in its own words."""
+    was = _FAKE_LOG.disabled
+    _FAKE_LOG.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _FAKE_LOG.disabled = was
+
+
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on FakeTensors that look like `tensors`, its tensor arguments in order."""
     fakes: list[torch.Tensor] = []
-    with _FAKE, torch._C._DisableFuncTorch():
+    with _silence(), _FAKE, torch._C._DisableFuncTorch():
         for t in tensors:
             # A written tensor keeps its identity, so that what the op returns can be told from a new one.
             fakes.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device))
