@@ -136,31 +136,19 @@ class Cache:
 
     def lookup(self, key: Key) -> Entry | Miss:
         """The entry from the first tier that has a good one, copied into the faster tiers; else why not."""
-        result = self.peek(key)
+        result, misses = self._search(key)
+        for miss in misses:
+            self._count(miss.tier, f"miss:{miss.code}")
         if isinstance(result, Entry):
             self._count(result.tier, "hits")
             self._event("hit", key=key.digest, tier=result.tier, seconds=result.seconds)
         else:
-            for miss in result.tiers:
-                self._count(miss.tier, f"miss:{miss.code}")
             self._event("miss", key=key.digest, reason=result.reason, tiers=result.tiers, seconds=result.seconds)
         return result
 
     def peek(self, key: Key) -> Entry | Miss:
         """`lookup` that counts neither a hit nor a miss: for polling."""
-        began = time.perf_counter()
-        misses: list[TierMiss] = []
-        for i, tier in enumerate(self.tiers):
-            found = self._read(tier, key)
-            if isinstance(found, Found):
-                self._fill(self.tiers[:i], key, found)
-                seconds = time.perf_counter() - began
-                self._count(tier.label, "bytes_read", len(found.manifest_bytes) + sum(map(len, found.stored.values())))
-                self._count(tier.label, "read_seconds", seconds)
-                return Entry(key, found.manifest, found.blobs, tier.label, seconds)
-            misses.append(TierMiss(tier.label, found.code, found.detail))
-        reason = next((miss.code for miss in misses if miss.code != "absent"), "absent" if misses else "off")
-        return Miss(key, reason, tuple(misses), time.perf_counter() - began)
+        return self._search(key)[0]
 
     def publish(
         self,
@@ -260,6 +248,21 @@ class Cache:
         for tier in self.tiers:
             tier.store.close()
         return done
+
+    def _search(self, key: Key) -> tuple[Entry | Miss, list[TierMiss]]:
+        began = time.perf_counter()
+        misses: list[TierMiss] = []
+        for i, tier in enumerate(self.tiers):
+            found = self._read(tier, key)
+            if isinstance(found, Found):
+                self._fill(self.tiers[:i], key, found)
+                seconds = time.perf_counter() - began
+                self._count(tier.label, "bytes_read", len(found.manifest_bytes) + sum(map(len, found.stored.values())))
+                self._count(tier.label, "read_seconds", seconds)
+                return Entry(key, found.manifest, found.blobs, tier.label, seconds), misses
+            misses.append(TierMiss(tier.label, found.code, found.detail))
+        reason = next((miss.code for miss in misses if miss.code != "absent"), "absent" if misses else "off")
+        return Miss(key, reason, tuple(misses), time.perf_counter() - began), misses
 
     def _read(self, tier: Tier, key: Key) -> Found | Refused:
         policy = Policy(

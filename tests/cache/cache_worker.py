@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import time
 
 import cache_alone
 
 cache_alone.install()
 
+from fused_eager.cache import Entry, Key, Lead, open_cache  # noqa: E402
 from fused_eager.cache.local import LocalStore  # noqa: E402
 from fused_eager.cache.store import blob_name  # noqa: E402
 
@@ -28,5 +31,26 @@ def churn(root: str, bound: str, seed: str, rounds: str) -> None:
     print("ok")
 
 
+def make(urls: str, local: str, keys: str, seconds: str, ttl: str, log: str, count: str) -> None:
+    """Wants `count` keys, in an order of its own; "compiles" what it leads, with a line in `log` for each."""
+    cache = open_cache(urls, local_dir=local, keys=keys.encode(), lease_ttl_s=float(ttl), timeout_s=30.0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    wanted = [Key({"n": n}) for n in range(int(count))]
+    random.Random(local).shuffle(wanted)
+    for key in wanted:
+        blobs = {"executable": key.digest.encode() * 100}
+        got = cache.fetch(key, wait_s=60.0)
+        if not isinstance(got, Entry):
+            with open(log, "a") as out:  # O_APPEND: lines of many processes do not mix
+                out.write(f"{key.digest} {os.getpid()} {type(got).__name__}\n")
+            time.sleep(float(seconds))
+            cache.publish(key, blobs, lead=got if isinstance(got, Lead) else None)
+        else:
+            assert got.blobs == blobs
+    assert cache.close(60.0)
+    print("ok")
+
+
 if __name__ == "__main__":
-    {"churn": churn}[sys.argv[1]](*sys.argv[2:])
+    {"churn": churn, "make": make}[sys.argv[1]](*sys.argv[2:])
