@@ -122,6 +122,12 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
         x = x.real
     if kind(x) == "f" and want.kind in "iu":
         return _truncate(x, want)
+    if kind(x) == "b" and want.kind != "b":
+        # A select, because XLA turns a product with a converted bool into one that forgets NaN * 0.
+        return lax.select(x, jnp.ones(x.shape, want), jnp.zeros(x.shape, want))
+    if dtype == torch.float8_e4m3fn and kind(x) == "f":
+        # It has no infinity, and torch stops at the largest number.
+        x = where(x > 448, 448, where(x < -448, -448, x))
     return x.astype(want)
 
 

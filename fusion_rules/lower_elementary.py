@@ -30,14 +30,18 @@ def _round(x: Any) -> Any:
 
 def absolute(x: Any) -> Any:
     """|x|, real for complex x."""
+    if kind(x) == "c":
+        # An infinite part outweighs a NaN.
+        return where((lax.abs(x.real) == np.inf) | (lax.abs(x.imag) == np.inf), np.inf, lax.abs(x))
     return x if kind(x) in "bu" else lax.abs(x)
 
 
 def sgn(x: Any) -> Any:
     """-1, 0 or 1, with 0 for NaN and -0.0; for complex x the number of modulus 1 in its direction, or 0."""
     if kind(x) == "c":
-        size = lax.abs(x)
-        return where(size == 0, 0, x / where(size == 0, 1, size).astype(x.dtype))
+        size = absolute(x)
+        size = where(size == 0, 1, size)
+        return lax.complex(x.real / size, x.imag / size)
     if kind(x) == "b":
         return x
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
