@@ -85,7 +85,9 @@ def _compile(
         avals.append(jax.ShapeDtypeStruct((floats,), "float64"))
         avals.append(jax.ShapeDtypeStruct((ints,), "int64"))
         jitted = jax.jit(function, donate_argnums=region.donated, keep_unused=True)
-        compiled = jitted.lower(*avals).compile()
+        lowered = jitted.lower(*avals)
+        traced = time.perf_counter() - started
+        compiled = lowered.compile()
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
@@ -94,6 +96,7 @@ def _compile(
         region=name,
         ops=len(region.nodes),
         seconds=seconds,
+        tracing=traced,
         inputs=len(region.inputs),
         outputs=len(region.outputs),
     )

@@ -131,6 +131,7 @@ def cut(reason: Reason) -> None:
 
     door = current_door()
     if door is not None and door.stream.config.mode == "fused":
+        door.stream.spell.passed_sync()
         run.flush(door.stream, reason)
 
 

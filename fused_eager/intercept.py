@@ -69,6 +69,8 @@ class FrontDoor(TorchDispatchMode):
         config = stream.config
         if config.log == "ops":
             _print(info, args, kwargs)
+        if stream.spell.left:
+            return native.run_at_once(stream, info, args, kwargs, Reason("region.unstable"))
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
         pending = len(stream.nodes)
@@ -105,6 +107,7 @@ class FrontDoor(TorchDispatchMode):
                 return native.run_at_once(stream, info, args, kwargs, Reason("sync.memory", "resize_"))
             return info.op(*args, **kwargs)
         LOG.count(f"sync {info.op}")
+        stream.spell.passed_sync()
         code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
         return native.run_at_once(stream, info, args, kwargs, Reason(code, str(info.op), site.describe(site.here())))
 

@@ -64,7 +64,7 @@ def protect(stream: Stream, storage: torch.UntypedStorage) -> None:
                 snapshot(item)
         else:
             run.flush(stream, Reason("sync.island", "a native write to memory that pending ops read"))
-    if storage._cdata in run.BACKLOG.reading:
+    if run.BACKLOG.is_reading(storage._cdata):
         run.wait()
 
 
@@ -124,7 +124,7 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         b = TABLE.get(storage_of(t)._cdata)
         if b is not None and t.numel() * t.dtype.itemsize == b.storage.nbytes() and t.is_contiguous():
             # Everything is overwritten: the pending value is nobody's any more, its memory is free.
-            if b.cdata in run.BACKLOG.reading:
+            if run.BACKLOG.is_reading(b.cdata):
                 run.wait()
             stream.pending.pop(b.cdata, None)
             buffers.release(b)

@@ -32,6 +32,11 @@ CODES: dict[str, Code] = {
         Code("cut.options", "a nested context changed the options", "use one context where speed matters"),
         Code("cut.full", "the stream reached max_pending ops", "raise max_pending"),
         Code("mode.single", "the mode runs one op at a time", "use mode fused"),
+        Code(
+            "region.unstable",
+            "these ops keep coming with other shapes, so ATen runs them",
+            "pad to a few fixed shapes; drop_last=True",
+        ),
         Code("region.size", "the region reached max_region ops", "raise max_region"),
         Code("region.island", "an op that ATen runs needs a result", "see the island's own reason"),
         Code("region.end", "the stream ended", "see why the stream was cut"),

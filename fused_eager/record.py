@@ -324,6 +324,7 @@ def _append(stream: Stream, info: OpInfo, call: Call, tensors: list[Tensor], sca
         results.append(result)
     stream.nodes.append(
         Node(
+            info.number,
             info.op,
             info.twin,
             call.args,

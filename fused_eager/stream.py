@@ -15,6 +15,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
 from .buffers import Buffer, Home
+from .hotness import Spell
 
 if TYPE_CHECKING:
     import jax
@@ -66,10 +67,23 @@ class Node:
     `args` and `kwargs` are templates with `Ref` and `Hole` leaves, in the order of the schema of `op`.
     """
 
-    __slots__ = ("args", "kwargs", "op", "place", "results", "scalars", "signature", "targets", "twin", "uses")
+    __slots__ = (
+        "args",
+        "kwargs",
+        "number",
+        "op",
+        "place",
+        "results",
+        "scalars",
+        "signature",
+        "targets",
+        "twin",
+        "uses",
+    )
 
     def __init__(
         self,
+        number: int,
         op: OpOverload,
         twin: OpOverload | None,
         args: Any,
@@ -81,6 +95,7 @@ class Node:
         signature: Hashable,
         place: tuple[CodeType, int] | None,
     ):
+        self.number = number  # stands for `op` where only equality counts
         self.op = op
         self.twin = twin
         self.args = args
@@ -136,6 +151,7 @@ class Stream:
     pending: dict[int, Buffer] = field(default_factory=dict)  # by storage address
     natives: dict[int, dict[Hashable, NativeInput]] = field(default_factory=dict)
     unfinished: Execution | None = None
+    spell: Spell = field(default_factory=Spell)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def new_vid(self) -> int:

@@ -1,0 +1,106 @@
+"""Loading: a stream's plan with an executable for each region, made once and found again for every repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from . import plan
+from .buffers import Home
+from .compile import Executable, load_or_compile
+from .events import LOG
+from .hotness import SKELETONS
+from .lower import NodeFailed
+from .plan import Plan
+from .reasons import Reason
+from .site import describe
+from .stream import Node, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A plan with its executables (None for ATen regions): everything a repeated stream needs."""
+
+    plan: Plan
+    executables: tuple[Executable | None, ...]
+    checked: bool
+    compiled: bool = True
+
+
+READY: dict[Hashable, Ready] = {}
+# Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
+ISLANDS: dict[int, str] = {}
+# Structures whose lowering asks for run-time checks.
+CHECKING: set[int] = set()
+
+
+def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
+    """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
+    nodes = stream.nodes
+    signature = (
+        tuple([n.signature for n in nodes]),
+        tuple([(i.vid, i.home) for i in stream.inputs]),
+        live,
+        donatable,
+        stream.config.check_bounds,
+        stream.config.max_region,
+    )
+    ready = READY.get(signature)
+    if ready is None:
+        if stream.config.mode != "fused" or SKELETONS.is_hot(tuple([n.number for n in nodes]), signature):
+            ready = READY[signature] = _make_ready(stream, live, donatable, reason)
+        else:
+            ready = _on_aten(stream, live)
+            LOG.count("unstable stream")
+    stream.spell.saw(hot=ready.compiled)
+    return ready
+
+
+def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
+    nodes, config = stream.nodes, stream.config
+    homes = _homes(stream)
+    while True:
+        islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
+        checked = any(n.signature[0] in CHECKING for n in nodes)  # type: ignore[index]
+        made = plan.make_plan(
+            nodes, live, frozenset() if checked else donatable, homes, islands, config.max_region, reason
+        )
+        if config.validates:
+            plan.validate(made, nodes, live)
+        try:
+            executables = tuple(
+                load_or_compile(nodes, r, homes, config.check_bounds, config.progress) if r.how == "xla" else None
+                for r in made.regions
+            )
+        except NodeFailed as failed:
+            _make_island(nodes[failed.index], failed.reason)
+            continue
+        if not checked:
+            asking = [(r, c) for r, e in zip(made.regions, executables, strict=True) if e for c in e.checks]
+            CHECKING.update(nodes[r.nodes[c.node]].signature[0] for r, c in asking)  # type: ignore[index]
+            if asking and donatable:
+                continue
+        if config.log == "plans":
+            print(made, flush=True)
+        return Ready(made, executables, checked)
+
+
+def _homes(stream: Stream) -> dict[int, Home]:
+    """Dtype and shape of every value of a stream."""
+    homes: dict[int, Home] = {i.vid: i.home for i in stream.inputs}
+    homes.update({r.vid: r.home for n in stream.nodes for r in n.results})
+    return homes
+
+
+def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
+    """The whole stream as one ATen region: its shapes change too often to be compiled."""
+    nodes = stream.nodes
+    why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
+    everything = dict.fromkeys(range(len(nodes)), "unstable")
+    made = plan.make_plan(nodes, live, frozenset(), _homes(stream), everything, len(nodes), why)
+    return Ready(made, tuple(None for _ in made.regions), checked=False, compiled=False)
+
+
+def _make_island(node: Node, reason: str) -> None:
+    ISLANDS[node.signature[0]] = reason  # type: ignore[index]
+    LOG.emit("island", op=str(node.op), reason=reason, site=str(describe(node.place)))

@@ -1,0 +1,145 @@
+"""Verifying: what only run time can reveal, and the undoing of what depended on a failure.
+
+Regions report failed checks (an index out of range) in an array of flags that nobody waits for until a value is
+read. Then the runs since the last verification are looked at in order; the first failure is raised, and every buffer
+that depended on it returns to what it held before, or is lost and says so.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import deque
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+import torch
+
+from . import buffers
+from .buffers import LOCK, TABLE, Buffer
+from .compile import RunCheck
+from .errors import LostValue
+from .plan import Region
+from .site import describe
+from .stream import Node
+
+
+@dataclass(eq=False)
+class Run:
+    """One execution of a stream, kept until its checks have been verified."""
+
+    serial: int
+    nodes: list[Node]
+    origins: dict[int, tuple[int, int]]  # input value -> what made it
+    assigned: list[tuple[Buffer, int, jax.Array | None, tuple[int, int] | None]] = field(default_factory=list)
+    flags: list[tuple[Region, jax.Array, tuple[RunCheck, ...]]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Launch:
+    """What one flush has started: its completion tokens, and the native memory that it reads until then."""
+
+    tokens: list[jax.Array] = field(default_factory=list)
+    reading: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def is_done(self) -> bool:
+        """Whether everything has finished."""
+        return all(t.is_ready() for t in self.tokens)
+
+    def wait(self) -> None:
+        """Wait until everything has finished."""
+        for t in self.tokens:
+            t.block_until_ready()
+
+
+AHEAD = 32  # flushes that may be under way before the next one waits for the oldest: memory stays bounded
+
+
+@dataclass
+class Backlog:
+    """What has been launched and not yet been waited for, and the runs that have not been verified."""
+
+    runs: list[Run] = field(default_factory=list)
+    launches: deque[Launch] = field(default_factory=deque)
+    serial: int = 0
+
+    def is_reading(self, cdata: int) -> bool:
+        """Whether a launch that may still be running reads the native storage at this address."""
+        return any(cdata in launch.reading for launch in self.launches)
+
+    def launch(self) -> Launch:
+        """Start the record of one more flush; forget those that have finished."""
+        while self.launches and (len(self.launches) >= AHEAD or self.launches[0].is_done()):
+            self.launches.popleft().wait()
+        self.launches.append(Launch())
+        return self.launches[-1]
+
+
+BACKLOG = Backlog()
+
+
+def verify() -> None:
+    """Evaluate the checks of all runs so far.
+
+    Raises:
+        IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
+    """
+    with LOCK:
+        runs, BACKLOG.runs = BACKLOG.runs, []
+        for k, run in enumerate(runs):
+            for region, flags, checks in run.flags:
+                failed = np.asarray(flags)
+                bad = [(c, int(failed[row, 1])) for row, c in enumerate(checks) if failed[row, 0]]
+                if bad:
+                    first, value = min(bad, key=lambda item: item[0].node)
+                    index = region.nodes[first.node]
+                    error = _error(run.nodes[index], first, value)
+                    _taint(runs[k:], index, error)
+                    raise error
+
+
+def _error(node: Node, check: RunCheck, value: int) -> Exception:
+    kind = getattr(builtins, check.error)
+    return kind(f"{check.message.replace('{value}', str(value))} (raised by {node.op} at {describe(node.place)})")
+
+
+def _taint(runs: list[Run], index: int, error: Exception) -> None:
+    """Undo everything that depends on node `index` of the first run."""
+    bad: set[tuple[int, int]] = set()
+    for k, run in enumerate(runs):
+        wrong = {vid for vid, origin in run.origins.items() if origin in bad}
+        for i, node in enumerate(run.nodes):
+            reads = {u.vid for u in node.uses} | {r.base for r in node.results}
+            if (k == 0 and i == index) or reads & wrong:
+                wrong.update(r.vid for r in node.results)
+        bad.update((run.serial, vid) for vid in wrong)
+    for run in reversed(runs):
+        for b, vid, array, origin in reversed(run.assigned):
+            if (run.serial, vid) in bad and TABLE.get(b.cdata) is b and b.origin == (run.serial, vid):
+                undo(b, array, origin, error)
+
+
+def undo(b: Buffer, array: jax.Array | None, origin: tuple[int, int] | None, error: BaseException) -> None:
+    """Give a buffer back the value it had before a failed run; a tensor that the run would have made is lost."""
+    b.stream = b.previous = None
+    if array is not None and not array.is_deleted():
+        b.array, b.origin, b.home = array, origin, buffers.home_of(array)
+    elif b.born_native and origin is None:
+        buffers.release(b)
+    else:
+        b.array, b.error = None, error
+
+
+def lost(b: Buffer) -> LostValue:
+    """The exception for reading a buffer whose value was never computed."""
+    out = LostValue(
+        f"this tensor was never computed, because an earlier op failed: {type(b.error).__name__}: {b.error}"
+    )
+    out.__cause__ = b.error
+    return out
+
+
+def wait() -> None:
+    """Wait until everything that was launched has finished."""
+    while BACKLOG.launches:
+        BACKLOG.launches.popleft().wait()
