@@ -7,20 +7,55 @@
 
 from __future__ import annotations
 
-from .config import Config, OptionError
-from .context import current_mode, fused_eager, sync
-from .errors import FusedEagerError, IslandRefused, LostValue
-from .report import Report, report
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config, OptionError
+    from .context import current_mode, fused_eager, sync
+    from .errors import FusedEagerError, IslandRefused, LostValue
+    from .explaining import Explanation, explain
+    from .reporting import Report, report
+
+# Loaded at first use, so that `python -m fused_eager doctor` can report a torch or JAX that does not import.
+_HOMES = {
+    "Config": "config",
+    "Explanation": "explaining",
+    "FusedEagerError": "errors",
+    "IslandRefused": "errors",
+    "LostValue": "errors",
+    "OptionError": "config",
+    "Report": "reporting",
+    "current_mode": "context",
+    "explain": "explaining",
+    "fused_eager": "context",
+    "report": "reporting",
+    "sync": "context",
+}
 
 __all__ = [
     "Config",
+    "Explanation",
     "FusedEagerError",
     "IslandRefused",
     "LostValue",
     "OptionError",
     "Report",
     "current_mode",
+    "explain",
     "fused_eager",
     "report",
     "sync",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -12,6 +12,7 @@ import jax
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from .bounded import Bounded
 from .buffers import Home
 from .events import LOG
 from .key import identity
@@ -41,7 +42,7 @@ class Executable:
     name: str
 
 
-MEMORY: dict[Hashable, Executable] = {}
+MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
 
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from .bounded import Bounded
+
 VARIANTS = 4  # shapes of one skeleton that are compiled at first sight
 SIGHTINGS = 3  # how often a further one has to come before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording
@@ -24,14 +26,14 @@ class Skeletons:
     """What has been seen of each skeleton (a tuple of op numbers)."""
 
     variants: Counter[Hashable] = field(default_factory=Counter)
-    sightings: Counter[Hashable] = field(default_factory=Counter)
+    sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
 
     def is_hot(self, skeleton: Hashable, signature: Hashable) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting."""
         if self.variants[skeleton] < VARIANTS:
             self.variants[skeleton] += 1
             return True
-        self.sightings[signature] += 1
+        self.sightings[signature] = self.sightings.get(signature, 0) + 1
         if self.sightings[signature] < SIGHTINGS:
             return False
         del self.sightings[signature]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from . import plan
+from .bounded import Bounded
 from .buffers import Home
 from .compile import Executable, load_or_compile
 from .events import LOG
@@ -13,7 +15,7 @@ from .hotness import SKELETONS
 from .lower import NodeFailed
 from .plan import Plan
 from .reasons import Reason
-from .site import describe
+from .site import Site, describe
 from .stream import Node, Stream
 
 
@@ -24,10 +26,23 @@ class Ready:
     plan: Plan
     executables: tuple[Executable | None, ...]
     checked: bool
+    number: int  # names the plan in events
     compiled: bool = True
 
 
-READY: dict[Hashable, Ready] = {}
+@dataclass(frozen=True, slots=True)
+class RegionText:
+    """One region of a plan for people: how it runs, why it ended, and its ops, each with its line."""
+
+    how: str
+    ended_by: Reason
+    ops: tuple[tuple[str, Site], ...]
+
+
+READY: Bounded[Hashable, Ready] = Bounded(4096)
+# What each plan was, for reports: by `Ready.number`.
+TEXTS: Bounded[int, tuple[RegionText, ...]] = Bounded(4096)
+_numbers = itertools.count()
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
 # Structures whose lowering asks for run-time checks.
@@ -82,7 +97,17 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        return Ready(made, executables, checked)
+        return Ready(made, executables, checked, _describe(made, nodes))
+
+
+def _describe(made: Plan, nodes: list[Node]) -> int:
+    """Keep what a plan was, and return its number."""
+    number = next(_numbers)
+    TEXTS[number] = tuple(
+        RegionText(r.how, r.ended_by, tuple((str(nodes[i].op), describe(nodes[i].place)) for i in r.nodes))
+        for r in made.regions
+    )
+    return number
 
 
 def _homes(stream: Stream) -> dict[int, Home]:
@@ -98,7 +123,7 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
     everything = dict.fromkeys(range(len(nodes)), "unstable")
     made = plan.make_plan(nodes, live, frozenset(), _homes(stream), everything, len(nodes), why)
-    return Ready(made, tuple(None for _ in made.regions), checked=False, compiled=False)
+    return Ready(made, tuple(None for _ in made.regions), checked=False, number=_describe(made, nodes), compiled=False)
 
 
 def _make_island(node: Node, reason: str) -> None:

@@ -6,6 +6,7 @@ storage's current value, a write makes a new value of the whole storage.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from . import buffers, native, run, site
+from .bounded import Bounded
 from .buffers import TABLE, Buffer, Home, storage_of
 from .infer import Fresh, Same, Unknown, infer
 from .opinfo import HIDDEN_WRITES, OpInfo
@@ -62,7 +64,8 @@ class Call:
     structure: int  # a number that stands for the memo key in node signatures
 
 
-CALLS: dict[Hashable, Call | Unknown] = {}
+CALLS: Bounded[Hashable, Call | Unknown] = Bounded(65_536)
+_structures = itertools.count()
 
 
 def _freeze(value: Any) -> Hashable:
@@ -181,7 +184,7 @@ def _call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwargs:
         any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in written),
         inferred.alias,
         all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
-        len(CALLS),
+        next(_structures),
     )
     CALLS[key] = call
     return call
@@ -297,9 +300,9 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     if call.alias:
         return info.op(*args, **kwargs)
     written = call.written
-    if call.tiny and all([storage_of(t)._cdata not in TABLE for t in tensors]):
+    if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
         return native.run_tiny(stream, info, args, kwargs, [tensors[i] for i in written])
-    if written and (call.overlapping or any([native.must_stay(storage_of(tensors[i])) for i in written])):
+    if written and (call.overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
         return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")
     return _append(stream, info, call, tensors, scalars)
 

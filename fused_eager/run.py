@@ -142,7 +142,14 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     if donatable and not ready.checked and BACKLOG.runs:
         # From here on memory is reused in place, so what came before has to be known to be right.
         verify()
-    LOG.emit("flush", reason=reason.code, detail=reason.detail, ops=len(stream.nodes), regions=len(ready.plan.regions))
+    LOG.emit(
+        "flush",
+        reason=reason.code,
+        detail=reason.detail,
+        plan=ready.number,
+        ops=len(stream.nodes),
+        regions=len(ready.plan.regions),
+    )
     return Execution(stream, ready, assigned, reason)
 
 
