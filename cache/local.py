@@ -89,7 +89,7 @@ class LocalStore(Store):
                 data = _read(fd, limit)
                 # on a read-only disk the order of use is not kept, and nothing is evicted there either
                 with contextlib.suppress(OSError):
-                    os.utime(fd, ns=(time.time_ns(), found.st_mtime_ns))
+                    os.utime(fd)
                 return data
             finally:
                 os.close(fd)
@@ -103,7 +103,8 @@ class LocalStore(Store):
             try:
                 if name.startswith("ac/"):
                     # look used before our blobs, so that a manifest is evicted before what it points to
-                    os.utime(tmp, (time.time() - 60, time.time()))
+                    now = os.stat(tmp).st_mtime
+                    os.utime(tmp, (now - 60, now - 60))
                 with self._lock(self.root / ".lock") as lock:
                     self._account(lock, path, len(data))
                     os.replace(tmp, path)
@@ -175,7 +176,7 @@ class LocalStore(Store):
         with _coded():
             self._make_dirs()
             with self._lock(self.root / ".lock") as lock:
-                used = self._evict(self.max_bytes if max_bytes is None else max_bytes)
+                used = self._evict(lock, self.max_bytes if max_bytes is None else max_bytes)
                 _write_count(lock, used)
                 return used
 
@@ -188,14 +189,15 @@ class LocalStore(Store):
             old = 0
         if used is None or used + size > self.max_bytes:
             room = self.max_bytes - size
-            used = self._evict(room if used is None else min(room, int(self.max_bytes * _LOW_WATER)))
+            used = self._evict(lock, room if used is None else min(room, int(self.max_bytes * _LOW_WATER)))
             # what is replaced may have been evicted just now; counting it twice is on the safe side
             old = 0
         _write_count(lock, used + size - old)
 
-    def _evict(self, room: int) -> int:
+    def _evict(self, lock: int, room: int) -> int:
         """Deletes, least recently used first, until at most `room` bytes are left; returns what is left."""
-        now = time.time()
+        os.utime(lock)
+        now = os.fstat(lock).st_mtime  # the file server's clock, which need not be ours
         for folder, age in (("tmp", _DEAD_TMP_S), ("lease", _DEAD_LEASE_S)):
             for item, _, _ in _scan(self.root / folder):
                 with contextlib.suppress(FileNotFoundError):
