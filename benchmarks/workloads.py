@@ -164,7 +164,7 @@ class Workload:
 
 
 _MLP, _SMALL_MLP = {"dim": 1024, "batch": 256}, {"dim": 32, "batch": 8}
-_NET, _SMALL_NET = {"batch": 16}, {"pixels": 32, "batch": 2, "width": 8}
+_NET, _SMALL_NET = {"batch": 16}, {"pixels": 64, "batch": 4, "width": 8}
 _GPT, _SMALL_GPT = {"layers": 4, "dim": 256, "seq": 128, "batch": 8}, {"layers": 1, "dim": 16, "seq": 8, "batch": 2}
 _DECODER, _SMALL_DECODER = {"layers": 4, "dim": 256}, {"layers": 1, "dim": 16, "tokens": 4}
 _DEEP = {"dim": 64, "seq": 32, "batch": 4}
@@ -236,7 +236,7 @@ ROWS = (
             f"GPT training step of {layers} layers, d 64: how compilations grow with depth",
             gpt,
             {**_DEEP, "layers": layers},
-            {**_SMALL_GPT, "layers": 2},
+            _SMALL_GPT,
             **_TRAINS_WITH_DROPOUT,
         )
         for layers in (2, 6, 12, 24)

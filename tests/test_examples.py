@@ -18,7 +18,7 @@ from examples import demo, train_gpt, train_lstm, train_resnet
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 12
-TINY_GPT = ["--layers=2", "--dim=32", "--seq=16", "--batch=4"]
+TINY_GPT = ["--layers=1", "--dim=32", "--seq=16", "--batch=4"]
 EXAMPLES: dict[str, tuple[ModuleType, list[str]]] = {
     "gpt": (train_gpt, [*TINY_GPT, "--lr=1e-2", "--eval-every=5", "--sample=4"]),
     "resnet": (train_resnet, ["--width=4", "--blocks=1", "--batch=32"]),
@@ -64,6 +64,20 @@ def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) 
     with fused_eager(mode=mode):
         values = losses(name)
     assert values == pytest.approx(plain_losses(name), rel=1e-3)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+@each
+def test_nothing_is_compiled_after_the_second_step(name: str, log_every: int) -> None:
+    from fused_eager import fused_eager, report
+
+    module, arguments = EXAMPLES[name]
+    loop = [*arguments, "--quiet", f"--log-every={log_every}"] + ["--eval-every=0"] * (name == "gpt")
+    with fused_eager(mode="fused"):
+        module.main([*loop, "--steps=2"])
+        before = report().compilations
+        module.main([*loop, "--steps=8"])
+    assert report().compilations == before
 
 
 @each
