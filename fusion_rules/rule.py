@@ -138,5 +138,6 @@ def hoisted_names(op: OpOverload) -> frozenset[str]:
     found = rule_for(op)
     if found is None:
         return frozenset()
-    scalars = {a.name for a in op._schema.arguments if "number" in str(a.type) or "Scalar" in str(a.real_type)}
+    # A number in the place of a tensor (`x * 0.5` is `mul.Tensor`) is a number all the same.
+    scalars = {a.name for a in op._schema.arguments if str(a.type).count("number") or str(a.type).count("Tensor")}
     return frozenset(scalars - found.keep | found.hoist)
