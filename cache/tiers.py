@@ -228,6 +228,16 @@ class Cache:
                 time.sleep(0.01)  # where a lease can be read but not taken, do not spin
         return result
 
+    def policy(self, tier: Tier) -> Policy:
+        """What is accepted from a tier, now."""
+        max_age_ms = None if self.max_age_s is None else int(self.max_age_s * 1000)
+        now_ms = int(time.time() * 1000)
+        return Policy(self.keyring, tier.needs_signature, self.origin, max_age_ms, now_ms, self.max_entry_bytes)
+
+    def adopt(self, found: Found) -> None:
+        """Writes a verified entry as it is, its writer's signature included, into every tier that may hold it."""
+        self._fill(self.tiers, found.manifest.key, found)
+
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Waits for the background writes; False when they took longer."""
         return self._writer.flush(timeout_s)
@@ -265,11 +275,7 @@ class Cache:
         return Miss(key, reason, tuple(misses), time.perf_counter() - began), misses
 
     def _read(self, tier: Tier, key: Key) -> Found | Refused:
-        policy = Policy(
-            self.keyring, tier.needs_signature, self.origin,
-            None if self.max_age_s is None else int(self.max_age_s * 1000), int(time.time() * 1000),
-            self.max_entry_bytes,
-        )  # fmt: skip
+        policy = self.policy(tier)
         try:
             found = tier.guard.call(lambda: read_entry(tier.store, key, policy), tier.timeout_s)
         except StoreError as error:

@@ -67,6 +67,7 @@ def _settled(t: Any, guard: Guard) -> None:
     if b is not None:
         run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
     if guard.exposes:
+        native.protect(storage)
         native.mark_exposed(storage)
 
 

@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
+from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
 from . import buffers, run, site
 from .buffers import TABLE, storage_of
 from .errors import IslandRefused
 from .events import LOG
+from .island import view
 from .opinfo import OpInfo
 from .quiet import unobserved
 from .reasons import Reason
-from .stream import NativeInput, Stream
+from .stream import STREAMS, NativeInput, Stream
 
 HOST = torch.device("cpu")
 SNAPSHOT_BYTES = 4096  # below this a copy is cheaper than a flush
@@ -55,10 +57,12 @@ def hand_over(stream: Stream, storage: torch.UntypedStorage) -> None:
                 item.array = run.import_native(item)
 
 
-def protect(stream: Stream, storage: torch.UntypedStorage) -> None:
-    """Before ATen writes native memory: whoever was to read the old values gets them first."""
-    pending = stream.natives.pop(storage._cdata, None)
-    if pending:
+def protect(storage: torch.UntypedStorage) -> None:
+    """Before somebody writes native memory: whoever was to read the old values gets them first."""
+    for stream in list(STREAMS):
+        pending = stream.natives.pop(storage._cdata, None)
+        if not pending:
+            continue
         if storage.nbytes() <= SNAPSHOT_BYTES:
             for item in pending.values():
                 snapshot(item)
@@ -83,10 +87,10 @@ def settle(args: Any, reason: Reason) -> None:
             run.settle(b, reason)
 
 
-def run_tiny(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
+def run_tiny(info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
     """Run an op on finished numbers at once."""
     for t in written:
-        protect(stream, storage_of(t))
+        protect(storage_of(t))
     return info.op(*args, **kwargs)
 
 
@@ -100,8 +104,18 @@ def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any],
     settle([args, kwargs], reason)
     for t in _write_targets(info, args, kwargs):
         if t.layout is torch.strided:
-            protect(stream, storage_of(t))
+            protect(storage_of(t))
     return info.op(*args, **kwargs)
+
+
+def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
+    """The number in a one-element tensor. Its memory stays where it is, so a loop that reads a loss is not held up."""
+    b = TABLE.get(storage_of(t)._cdata) if t.layout is torch.strided and torch._C._has_storage(t) else None
+    if b is None:
+        return info.op(t)
+    home = run.peek(b, reason)
+    g = Geometry(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.is_conj(), t.is_neg())
+    return info.op(view(home, g))
 
 
 def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:

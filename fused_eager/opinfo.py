@@ -101,7 +101,8 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.VIEW
     if op.namespace == "aten" and packet in ALLOCATORS and not op._schema.is_mutable:
         return Kind.ALLOCATE
-    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+    if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and rule_for(op) is None):
+        # With a rule (index by integers), shape inference tells the static calls from the others.
         return Kind.VALUES
     if torch.Tag.nondeterministic_seeded in tags:
         return Kind.RANDOM

@@ -33,11 +33,17 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class View(NamedTuple):
-    """How a tensor argument of given size, strides and dtype reads: from a home at offset 0, or as native memory."""
+    """How a tensor argument of given size, strides and dtype is seen: `geometry` at offset 0, and the block it touches.
+
+    `block` is the home of native memory read through it, and of a value that it overwrites whole; `covered` are the
+    bytes of the storage that it then has to have (-1: it has gaps, so it never overwrites all).
+    """
 
     geometry: Geometry
-    native_home: Home
+    block: Home
     itemsize: int
+    covered: int
+    spec: Spec
 
 
 class Output(NamedTuple):
@@ -150,12 +156,14 @@ def _view(t: Tensor) -> View:
     So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
     """
     size, stride, dtype = tuple(t.shape), t.stride(), t.dtype
-    if is_dense(size, stride):
-        block = home_shape(Spec(size, dtype, stride, t.device))
+    spec = Spec(size, dtype, stride, t.device)
+    dense = is_dense(size, stride)
+    if dense:
+        block = home_shape(spec)
     else:
         block = (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0,)
-    conj = dtype.is_complex and t.is_conj()
-    return View(Geometry(size, stride, 0, dtype, conj, t.is_neg()), (dtype, block), dtype.itemsize)
+    geometry = Geometry(size, stride, 0, dtype, dtype.is_complex and t.is_conj(), t.is_neg())
+    return View(geometry, (dtype, block), dtype.itemsize, spec.nbytes if dense else -1, spec)
 
 
 def _output(spec: Spec) -> Output:
@@ -195,7 +203,7 @@ def _position(stream: Stream, t: Tensor, view: View) -> tuple[int, int]:
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
     if buffer is None:
-        return _native_input(stream, storage, view.native_home, t.storage_offset() * view.itemsize), 0
+        return _native_input(stream, storage, view.block, t.storage_offset() * view.itemsize), 0
     return (buffer.vid if buffer.stream is stream else _current(stream, buffer)), t.storage_offset()
 
 
@@ -211,7 +219,7 @@ def _current(stream: Stream, buffer: Buffer) -> int:
         assert buffer.array is not None and buffer.home is not None
         buffer.vid = stream.new_vid()
         buffer.epoch = stream.epoch
-        stream.inputs.append(DeviceInput(buffer.vid, buffer.home, buffer.array, buffer.origin))
+        stream.inputs.append(DeviceInput(buffer.vid, buffer.home, buffer.cdata, buffer.array, buffer.origin))
         # Registered as touched, not as pending: `stream` stays None until something writes it.
         stream.pending[buffer.cdata] = buffer
     return buffer.vid
@@ -230,19 +238,17 @@ def _native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, off
     return found.vid
 
 
-def _write(stream: Stream, t: Tensor, geometry: Geometry) -> Result:
+def _write(stream: Stream, t: Tensor, view: View) -> Result:
     """A new value for a tensor's storage, to be produced by the node that is being recorded."""
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
-    g = geometry._replace(offset=t.storage_offset())
-    spec = Spec(g.size, g.dtype, g.stride, t.device)
-    covers = spec.nbytes == storage.nbytes() and g.offset == 0 and is_dense(g.size, g.stride)
-    base = None
-    home: Home = (g.dtype, home_shape(spec))
-    if not covers:
+    offset = t.storage_offset()
+    g = view.geometry if offset == 0 else view.geometry._replace(offset=offset)
+    base, home = None, view.block
+    if offset or storage.nbytes() != view.covered:
         if buffer is None:
-            n = storage.nbytes() // g.dtype.itemsize
-            base, home = _native_input(stream, storage, (g.dtype, (n,)), 0), (g.dtype, (n,))
+            home = (g.dtype, (storage.nbytes() // view.itemsize,))
+            base = _native_input(stream, storage, home, 0)
         else:
             base = _current(stream, buffer)
             assert buffer.home is not None
@@ -254,7 +260,7 @@ def _write(stream: Stream, t: Tensor, geometry: Geometry) -> Result:
         run.flush(buffer.stream, Reason("sync.thread"))
     vid = stream.new_vid()
     _make_pending(stream, buffer, vid, home)
-    return Result(vid, home, g, base, spec)
+    return Result(vid, home, g, base, view.spec)
 
 
 def _make_pending(stream: Stream, buffer: Buffer, vid: int, home: Home) -> None:
@@ -301,7 +307,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return info.op(*args, **kwargs)
     written = call.written
     if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
-        return native.run_tiny(stream, info, args, kwargs, [tensors[i] for i in written])
+        return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
     if written and (call.overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
         return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")
     return _append(stream, info, call, tensors, scalars)
@@ -322,7 +328,7 @@ def _append(stream: Stream, info: OpInfo, call: Call, tensors: list[Tensor], sca
         fresh.append(t)
         results.append(result)
     for i in call.written:
-        result = _write(stream, tensors[i], uses[i].geometry)
+        result = _write(stream, tensors[i], call.views[i])
         signature.append((result.base, result.home, result.geometry.offset))
         results.append(result)
     stream.nodes.append(

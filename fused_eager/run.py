@@ -22,7 +22,7 @@ from .load import Ready, load
 from .plan import Region
 from .quiet import unobserved
 from .reasons import Reason
-from .stream import NativeInput, Stream
+from .stream import STREAMS, DeviceInput, NativeInput, Stream
 from .verify import BACKLOG, Run, lost, undo, verify, wait
 
 
@@ -48,6 +48,9 @@ class Execution:
         self.run = Run(BACKLOG.serial, stream.nodes, origins)
         for item in stream.inputs:
             self.values[item.vid] = item.array
+            if isinstance(item, DeviceInput):
+                # Once bound, this memory is open to native writes; they wait as for any other.
+                self.launch.reading[item.cdata] = None
             if isinstance(item, NativeInput):
                 self.launch.reading[item.storage._cdata] = item.storage
                 if item.array is None:
@@ -186,6 +189,21 @@ def _keep_what_is_there(execution: Execution, error: Exception) -> None:
             undo(b, b.previous, b.origin, error)
 
 
+def peek(b: Buffer, reason: Reason) -> torch.Tensor:
+    """A buffer's finished value as a tensor in home form, without giving its memory back to the storage.
+
+    Waits for this value alone, not for what else is under way. Raises as `settle` does.
+    """
+    if b.stream is not None:
+        flush(b.stream, reason)
+    with LOCK:
+        if b.error is None:
+            verify()
+        if b.error is not None or b.array is None:
+            raise lost(b)
+        return buffers.to_tensor(b.array)
+
+
 def settle(b: Buffer, reason: Reason) -> None:
     """Make a buffer's storage native: its value computed, verified, and in its memory.
 
@@ -195,6 +213,10 @@ def settle(b: Buffer, reason: Reason) -> None:
     """
     if b.stream is not None:
         flush(b.stream, reason)
+    for stream in list(STREAMS):
+        # Pending reads of this value hold the memory that is about to be opened for writing.
+        if stream.pending.get(b.cdata) is b:
+            flush(stream, reason)
     with LOCK:
         if b.error is None and b.array is not None:
             verify()

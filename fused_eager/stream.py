@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import CodeType
@@ -125,14 +126,18 @@ class NativeInput:
 class DeviceInput:
     """A value that an earlier flush left on the device; `origin` is (run, value number) of its making."""
 
-    __slots__ = ("array", "home", "origin", "vid")
+    __slots__ = ("array", "cdata", "home", "origin", "vid")
     kind = "device"
 
-    def __init__(self, vid: int, home: Home, array: jax.Array, origin: tuple[int, int] | None):
+    def __init__(self, vid: int, home: Home, cdata: int, array: jax.Array, origin: tuple[int, int] | None):
+        self.cdata = cdata  # address of the storage that it belongs to
         self.vid = vid
         self.home = home
         self.array = array
         self.origin = origin
+
+
+STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
@@ -153,6 +158,9 @@ class Stream:
     unfinished: Execution | None = None
     spell: Spell = field(default_factory=Spell)
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        STREAMS.add(self)
 
     def new_vid(self) -> int:
         """The next value number."""

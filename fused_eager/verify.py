@@ -40,7 +40,7 @@ class Launch:
     """What one flush has started: its completion tokens, and the native memory that it reads until then."""
 
     tokens: list[jax.Array] = field(default_factory=list)
-    reading: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    reading: dict[int, torch.UntypedStorage | None] = field(default_factory=dict)
 
     def is_done(self) -> bool:
         """Whether everything has finished."""

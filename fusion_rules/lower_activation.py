@@ -44,7 +44,7 @@ def _softplus_of(x: Any) -> Any:
     return lax.log1p(lax.exp(x))
 
 
-def _log_sigmoid(x: Any) -> Any:
+def log_sigmoid(x: Any) -> Any:
     return at_most(x, 0) - lax.log1p(lax.exp(-lax.abs(x)))
 
 
@@ -130,7 +130,7 @@ def log_sigmoid_forward(cx: Context, self: Any) -> Any:
     buffer = lax.exp(-lax.abs(self))
     if cx.out[1].numel != cx.out[0].numel:
         buffer = jnp.zeros(cx.out[1].shape, self.dtype)
-    return _log_sigmoid(self), buffer
+    return log_sigmoid(self), buffer
 
 
 @_pointwise("log_sigmoid_backward")
