@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, enter_unary, isnan, kind, spread, where
+from .elementwise import as_array, enter_unary, isnan, kind, narrow, spread, where
 from .lower_compare import at_least, at_most
 from .lowering import Context
 from .rule import OpClass, Promote, rule
@@ -143,8 +143,10 @@ def log_sigmoid_backward(cx: Context, grad_output: Any, self: Any, buffer: Any) 
 @_pointwise("logit")
 def logit(cx: Context, self: Any, eps: float | None = None) -> Any:
     if eps is not None:
-        self = at_most(at_least(self, eps), as_array(1, self.dtype) - as_array(eps, self.dtype))
-    return lax.log(self / (1 - self))
+        low = narrow(cx, as_array(eps, self.dtype))
+        self = at_most(at_least(self, low), narrow(cx, 1 - low))
+    # Half precision is rounded at each step here, unlike everywhere else.
+    return lax.log(narrow(cx, self / narrow(cx, 1 - self)))
 
 
 @_pointwise("logit_backward")
