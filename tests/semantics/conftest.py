@@ -1,0 +1,32 @@
+"""Every test of this folder runs once per mode, and leaves nothing behind for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fused_eager import current_mode
+from fused_eager.buffers import TABLE, sweep
+
+from .programs import MODES
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """One of the three modes."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """After each test: no open context, no buffer of a tensor that still lives, default settings."""
+    yield
+    assert current_mode() == "off"
+    assert torch.get_default_dtype() is torch.float32
+    sweep()
+    pending = [b for b in TABLE.values() if b.stream is not None]
+    for b in pending:
+        del TABLE[b.cdata]
+    assert not pending, f"{len(pending)} tensors are still pending after the context"
