@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -71,27 +72,30 @@ def encode_frozen(value: Any) -> bytes:
     return b"".join(out)
 
 
+def encode_members(members: Mapping[str, bytes]) -> bytes:
+    """`encode` of a mapping whose values are encoded already."""
+    names = sorted(members, key=lambda name: _utf8(name, ""))
+    return _head(b"M", len(names)) + b"".join(_text(name) + members[name] for name in names)
+
+
 def _write(value: Any, out: list[bytes]) -> None:
     kind = type(value)
-    if value is None:
-        out.append(_head(b"N", 0))
-    elif kind is bool:
-        out.append(_head(b"B", 1) + (b"\x01" if value else b"\x00"))
+    if kind is str:
+        out.append(_text(value) if len(value) < 100 else _text.__wrapped__(value))
     elif kind is int:
-        # minimal two's complement; zero takes one byte
-        data = value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
-        out.append(_head(b"I", len(data)) + data)
-    elif kind is float:
-        out.append(_head(b"F", 8) + struct.pack(">d", value))
-    elif kind is str:
-        data = value.encode()
-        out.append(_head(b"S", len(data)) + data)
-    elif kind is bytes:
-        out.append(_head(b"Y", len(value)) + value)
+        out.append(_int(value) if -_JSON_INT < value < _JSON_INT else _int.__wrapped__(value))
     elif kind is tuple:
         out.append(_head(b"L", len(value)))
         for item in value:
             _write(item, out)
+    elif value is None:
+        out.append(_head(b"N", 0))
+    elif kind is bool:
+        out.append(_head(b"B", 1) + (b"\x01" if value else b"\x00"))
+    elif kind is float:
+        out.append(_head(b"F", 8) + struct.pack(">d", value))
+    elif kind is bytes:
+        out.append(_head(b"Y", len(value)) + value)
     else:
         out.append(_head(b"M", len(value)))
         for name, item in value.items():
@@ -99,8 +103,23 @@ def _write(value: Any, out: list[bytes]) -> None:
             _write(item, out)
 
 
+# a region says the same few names and sizes thousands of times; each cache sees one type, as 1, 1.0 and True are
+# equal as dictionary keys
+@functools.lru_cache(4096)
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _head(b"S", len(data)) + data
+
+
+@functools.lru_cache(4096)
+def _int(value: int) -> bytes:
+    # minimal two's complement; zero takes one byte
+    data = value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
+    return _head(b"I", len(data)) + data
+
+
 def _head(tag: bytes, count: int) -> bytes:
-    return tag + struct.pack(">Q", count)
+    return tag + count.to_bytes(8, "big")
 
 
 def _utf8(text: str, path: str) -> bytes:

@@ -6,6 +6,7 @@ The parts stay with the key, so that "why did this miss?" has an answer in words
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +18,11 @@ DOMAIN = b"fused-eager/key/1\0"  # no other hash or signature of this project st
 _ABSENT = object()
 
 
+def json_text(form: Any) -> str:
+    """JSON in one spelling."""
+    return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 class Key:
     """Named parts and their digest. Immutable; equal when the digests are equal.
 
@@ -24,16 +30,19 @@ class Key:
     The digest is computed when first asked for: a caller with a cheaper identity of its own never pays for it.
     """
 
-    __slots__ = ("_digest", "parts")
+    __slots__ = ("_digest", "_encoded", "_text", "parts")
 
     parts: Mapping[str, Any]
     _digest: str
+    _encoded: bytes
+    _text: str
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         if not isinstance(parts, Mapping):
             raise Unencodable("", f"key parts are a mapping, not {type(parts).__name__}")
         object.__setattr__(self, "parts", freeze(parts))
-        object.__setattr__(self, "_digest", "")
+        for name, empty in (("_digest", ""), ("_encoded", b""), ("_text", "")):
+            object.__setattr__(self, name, empty)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Key cannot be changed")
@@ -42,8 +51,22 @@ class Key:
     def digest(self) -> str:
         """64 hex digits: the key's name in every store."""
         if not self._digest:
-            object.__setattr__(self, "_digest", hashlib.sha256(DOMAIN + encode_frozen(self.parts)).hexdigest())
+            object.__setattr__(self, "_digest", hashlib.sha256(DOMAIN + self.encoded).hexdigest())
         return self._digest
+
+    @property
+    def encoded(self) -> bytes:
+        """The canonical bytes of the parts."""
+        if not self._encoded:
+            object.__setattr__(self, "_encoded", encode_frozen(self.parts))
+        return self._encoded
+
+    @property
+    def text(self) -> str:
+        """The JSON form as text in one spelling: members sorted, no spaces. Equal texts mean equal keys."""
+        if not self._text:
+            object.__setattr__(self, "_text", json_text(self.to_json()))
+        return self._text
 
     def to_json(self) -> dict[str, Any]:
         """The parts as a JSON object; `Key.from_json` gives an equal key back."""

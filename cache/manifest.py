@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from fused_eager.cache.encode import Unencodable, encode, freeze, from_json, to_json
-from fused_eager.cache.key import Key
+from fused_eager.cache.encode import Unencodable, encode, encode_members, freeze, from_json, to_json
+from fused_eager.cache.key import Key, json_text
 from fused_eager.cache.pack import CODECS
 
 FORMAT = 1
@@ -105,7 +105,8 @@ class Manifest:
 
     def signed_bytes(self) -> bytes:
         """What a signature covers: every field but the signature, domain-separated."""
-        return DOMAIN + encode(self._body(dict(self.key.parts), self.metadata))
+        members = {name: encode(value) for name, value in self._body(None, self.metadata).items()}
+        return DOMAIN + encode_members({**members, "parts": self.key.encoded})
 
     def to_bytes(self) -> bytes:
         """The JSON text that is stored; `parse` gives an equal manifest back."""
@@ -116,7 +117,7 @@ class Manifest:
             form["signature"] = {
                 "algorithm": self.signature.algorithm, "key_id": self.signature.key_id, "value": value,
             }  # fmt: skip
-        return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        return json_text(form).encode()
 
     def signed(self, signature: Signature | None) -> Manifest:
         return replace(self, signature=signature)
@@ -134,8 +135,8 @@ class Manifest:
         }
 
 
-def parse(data: bytes, expect: str | None = None) -> Manifest:
-    """The manifest in `data`, whose key digest must be `expect` when given. Raises ManifestError only."""
+def parse(data: bytes, expect: Key | str | None = None) -> Manifest:
+    """The manifest in `data`, whose key, or its digest, must be `expect` when given. Raises ManifestError only."""
     if len(data) > MAX_BYTES:
         raise ManifestError("too-large")
     try:
@@ -148,18 +149,22 @@ def parse(data: bytes, expect: str | None = None) -> Manifest:
         raise ManifestError("future-format", f"format {form['format']:#x}, this version reads {FORMAT}")
     try:
         return _manifest(form, expect)
-    except Unencodable as error:
+    except (Unencodable, RecursionError) as error:
         raise ManifestError("bad-field", str(error)[:200]) from None
 
 
-def _manifest(form: dict[str, Any], expect: str | None) -> Manifest:
+def _manifest(form: dict[str, Any], expect: Key | str | None) -> Manifest:
     _members(form, _FIELDS, "manifest", optional=frozenset({"signature"}))
     if form["format"] != FORMAT:
         _bad("format")
     if type(form["key"]) is not str or not _HEX64.fullmatch(form["key"]):
         _bad("key")
-    key = Key.from_json(form["parts"])
-    if key.digest != form["key"] or expect not in (None, key.digest):
+    if isinstance(expect, Key) and type(form["parts"]) is dict and json_text(form["parts"]) == expect.text:
+        key = expect  # the same parts, letter by letter: saves hashing a large region again
+    else:
+        key = Key.from_json(form["parts"])
+    digest = expect.digest if isinstance(expect, Key) else expect
+    if key.digest != form["key"] or digest not in (None, key.digest):
         raise ManifestError("key-mismatch")
     if type(form["blobs"]) is not list or len(form["blobs"]) > MAX_BLOBS:
         _bad("blobs")

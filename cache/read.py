@@ -83,7 +83,7 @@ def read_entry(store: Store, key: Key, policy: Policy) -> Found | Refused:
     if data is None:
         return Refused("absent")
     try:
-        manifest = parse(data, key.digest)
+        manifest = parse(data, key)
     except ManifestError as error:
         return Refused(error.code, str(error), name if error.code in DAMAGE else "")
     refused = _refused(manifest, policy)

@@ -165,7 +165,7 @@ class Cache:
         try:
             manifest, stored = self._build(key, blobs, metadata or {})
             data = manifest.to_bytes()
-            parse(data, key.digest)  # what we could not read back must not be written
+            parse(data, key)  # what we could not read back must not be written
         except (Unencodable, ManifestError) as error:
             if lead is not None:
                 lead.release()

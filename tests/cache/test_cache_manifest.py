@@ -192,6 +192,26 @@ def test_a_manifest_under_another_key_is_refused():
     assert caught.value.code == "key-mismatch"
 
 
+@pytest.mark.parametrize("depth", [50, 101, 300, 900, 5000, 50_000])
+@pytest.mark.parametrize("expect", [KEY, None])
+def test_depth_is_refused_not_recursed(depth, expect):
+    deep = sample().to_bytes().replace(b'"add"', b"[" * depth + b"]" * depth)
+    with pytest.raises(m.ManifestError) as caught:
+        m.parse(deep, expect)
+    assert caught.value.code in ("key-mismatch", "bad-field", "not-json")
+
+
+def test_the_short_cut_for_the_expected_key_tells_near_misses_apart():
+    for a, b in ((1, True), (1, 1.0), (0.0, -0.0), ((), {}), (None, False)):
+        data = sample(key=Key({"x": a})).to_bytes()
+        assert m.parse(data, Key({"x": a})).key == Key({"x": a})
+        with pytest.raises(m.ManifestError, match="key-mismatch"):
+            m.parse(data, Key({"x": b}))
+        forged = data.replace(Key({"x": a}).digest.encode(), Key({"x": b}).digest.encode())
+        with pytest.raises(m.ManifestError, match="key-mismatch"):
+            m.parse(forged, Key({"x": b}))
+
+
 def test_ten_thousand_mutations_raise_nothing_else():
     rng = random.Random(5)
     good = KEYRINGS["hmac-sha256"]["writer"].sign(sample()).to_bytes()
@@ -211,7 +231,7 @@ def test_ten_thousand_mutations_raise_nothing_else():
             else:
                 data = data[:at] or bytearray(b" ")
         try:
-            parsed = m.parse(bytes(data), KEY.digest)
+            parsed = m.parse(bytes(data), rng.choice((KEY, KEY.digest)))
         except m.ManifestError as error:
             assert error.code in m.CODES
         else:
