@@ -76,7 +76,7 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
     homes = _homes(stream)
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
-        checked = any(n.signature[0] in CHECKING for n in nodes)  # type: ignore[index]
+        checked = any(n.signature[0] in CHECKING or plan.may_check(n) for n in nodes)  # type: ignore[index]
         made = plan.make_plan(
             nodes, live, frozenset() if checked else donatable, homes, islands, config.max_region, reason
         )

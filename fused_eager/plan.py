@@ -83,6 +83,12 @@ def make_plan(
     return _connect(nodes, groups, live, donatable, homes)
 
 
+def may_check(node: Node) -> bool:
+    """Whether a node's lowering may ask for a run-time check."""
+    rule = None if node.twin is None else rule_for(node.twin)
+    return rule is not None and rule.cls in _CHECKED
+
+
 def _operands(node: Node) -> list[int]:
     return [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]
 
@@ -93,9 +99,7 @@ def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
     kept = []
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
-        rule = None if node.twin is None else rule_for(node.twin)
-        checked = rule is not None and rule.cls in _CHECKED
-        if checked or any(r.vid in wanted for r in node.results):
+        if may_check(node) or any(r.vid in wanted for r in node.results):
             kept.append(i)
             wanted.update(_operands(node))
     return kept[::-1]
