@@ -1,0 +1,135 @@
+"""Convolutions: rows, and the choice of form on CPU (`conv_forms` has the forms).
+
+The limits in `choose` are measured on XLA:CPU at ResNet, VGG and MobileNet geometries (batch 16 and below).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from .conv_forms import Depthwise, Native, Patches, Pointwise, Split, Window
+from .lowering import Context, NoLowering
+from .precision import accumulator, conv_precision
+from .rule import OpClass, rule
+from .spec import JAX_DTYPE, Spec
+
+# Patches of up to this many bytes stay in cache and beat XLA:CPU's convolution. For bfloat16 the matrix product is so
+# much faster that more are worth it.
+PATCH_BYTES = 4 << 20
+PATCH_BYTES_HALF = 8 << 20
+# Above this, patches cost more memory than groups cost calls.
+GROUPED_BYTES = 64 << 20
+# From so many positions per image a batch of products beats one product over transposed operands.
+POINTWISE_POSITIONS = 128
+
+
+def choose(win: Window, n: int, channels: int, dtype: np.dtype, device: torch.device) -> Any:
+    """The form for one convolution: `n` images of `channels` input channels of `dtype`."""
+    if device.type != "cpu":
+        return Native(explicit=False)
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    patches = n * channels * win.taps * math.prod(win.out) * dtype.itemsize
+    if channels == win.groups > 1 and win.taps <= 64:
+        return Depthwise()
+    if win.taps == 1:
+        many = win.groups == 1 and math.prod(win.out) >= POINTWISE_POSITIONS
+        return Pointwise() if many else Patches()
+    if not floating or (win.groups > 1 and patches <= GROUPED_BYTES):
+        return Patches()
+    if win.groups > 1:
+        return Split(Native(explicit=True))
+    half = dtype == JAX_DTYPE[torch.bfloat16]
+    return Patches() if patches <= (PATCH_BYTES_HALF if half else PATCH_BYTES) else Native(explicit=True)
+
+
+def _run(form: Any, product: str, win: Window, a: jax.Array, b: jax.Array, device: torch.device) -> jax.Array:
+    """One product of a form. XLA has only real convolutions, so complex ones are made of four."""
+    if jnp.issubdtype(a.dtype, jnp.complexfloating):
+        rr, ii, ri, ir = (_run(form, product, win, p, q, device) for p, q in (
+            (a.real, b.real), (a.imag, b.imag), (a.real, b.imag), (a.imag, b.real)))  # fmt: skip
+        return lax.complex(rr - ii, ri + ir)
+    if isinstance(form, (Native, Split)) and device.type == "cpu":
+        # XLA:CPU converts bfloat16 itself and would sum float16 products in float16.
+        a, b = a.astype(accumulator(a.dtype)), b.astype(accumulator(b.dtype))
+    return getattr(form, product)(win, a, b)
+
+
+def window(
+    size: tuple[int, ...], out: tuple[int, ...], kernel: tuple[int, ...],
+    stride: Any, padding: Any, dilation: Any, groups: int, spec: Spec,
+) -> Window:  # fmt: skip
+    """A `Window` from torch's arguments, whose lists may have one entry for all dimensions."""
+    rank = len(size)
+
+    def every(values: Any) -> tuple[int, ...]:
+        return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+    return Window(tuple(size), tuple(out), tuple(kernel), every(stride), every(padding), every(dilation), groups,
+                  conv_precision(spec))  # fmt: skip
+
+
+@rule("convolution.default", OpClass.CONVOLUTION)
+def convolution(
+    cx: Context, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    spec = cx.out[0]
+    acc = accumulator(spec.dtype)
+    if 0 in (*input.shape, *weight.shape, *spec.shape):
+        y = jnp.zeros(spec.shape, acc)
+    elif transposed:
+        win = window(spec.shape[2:], input.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
+        form = choose(win, input.shape[0], spec.shape[1], input.dtype, spec.device)
+        y = _run(form, "input_grad", win, input, weight, spec.device)
+    else:
+        win = window(input.shape[2:], spec.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
+        form = choose(win, input.shape[0], input.shape[1], input.dtype, spec.device)
+        y = _run(form, "forward", win, input, weight, spec.device)
+    return y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
+
+
+@rule("convolution_backward.default", OpClass.CONVOLUTION)
+def convolution_backward(
+    cx: Context, grad_output: Any, input: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, output_mask: Any,
+) -> Any:  # fmt: skip
+    if jnp.issubdtype(grad_output.dtype, jnp.complexfloating):
+        raise NoLowering("the gradient of a complex convolution")
+    spec = cx.out[0]
+    empty = 0 in (*grad_output.shape, *input.shape, *weight.shape)
+    # A transposed convolution is the input gradient of a plain one: its output takes the place of that one's input.
+    big, small = (grad_output, input) if transposed else (input, grad_output)
+    win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
+    form = choose(win, big.shape[0], big.shape[1], big.dtype, spec.device)
+    results = []
+    if output_mask[0]:
+        product = "forward" if transposed else "input_grad"
+        results.append(
+            jnp.zeros_like(input) if empty else _run(form, product, win, grad_output, weight, spec.device)
+        )
+    if output_mask[1]:
+        results.append(jnp.zeros_like(weight) if empty else _run(form, "weight_grad", win, big, small, spec.device))
+    if output_mask[2]:
+        acc = accumulator(grad_output.dtype)
+        results.append(grad_output.astype(acc).sum((0, *range(2, grad_output.ndim))))
+    return tuple(results)
+
+
+@rule("conv_tbc.default", OpClass.CONVOLUTION)
+def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
+    """Time, batch, channel: self `[T, B, C]`, weight `[K, C, O]`."""
+    x, w = self.transpose(1, 2, 0), weight.transpose(2, 1, 0)
+    spec = cx.out[0]
+    acc = accumulator(spec.dtype)
+    if 0 in (*x.shape, *w.shape, *spec.shape):
+        return jnp.zeros(spec.shape, acc) + bias.astype(acc)
+    win = window(x.shape[2:], spec.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1, spec)
+    form = choose(win, x.shape[0], x.shape[1], x.dtype, spec.device)
+    return _run(form, "forward", win, x, w, spec.device).transpose(2, 0, 1).astype(acc) + bias.astype(acc)

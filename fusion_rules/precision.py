@@ -1,0 +1,69 @@
+"""How exact a contraction has to be: the accumulator's dtype, and torch's switches for reduced float32 products.
+
+The switches are read while lowering, so whoever caches a lowering has to put `switches()` into its key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from .spec import JAX_DTYPE, Spec
+
+# torch names a level, XLA an algorithm of at least that exactness; HIGH is tf32 on GPUs and three bfloat16 passes on TPUs.
+LEVELS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
+
+
+# torch refuses to answer by the old names where a program also used the new ones; then only the new ones tell.
+def _matmul_level() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def _cudnn_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def switches() -> tuple[tuple[str, str], ...]:
+    """Everything that `matmul_precision` and `conv_precision` depend on, as names and values."""
+    return (
+        ("float32_matmul_precision", _matmul_level()),
+        ("cudnn_tf32", str(_cudnn_tf32())),
+    )
+
+
+def matmul_precision() -> lax.Precision:
+    """The precision of float32 products in the matmul family (full unless torch's switch says otherwise)."""
+    return LEVELS[_matmul_level()]
+
+
+def conv_precision(out: Spec) -> lax.Precision:
+    """The precision of float32 products in convolutions: on CUDA devices torch allows tf32 unless told not to."""
+    if out.device.type == "cuda":
+        return lax.Precision.HIGH if _cudnn_tf32() else lax.Precision.HIGHEST
+    return lax.Precision.HIGHEST
+
+
+def accumulator(dtype: torch.dtype | np.dtype | Any) -> np.dtype:
+    """The dtype in which ATen sums products: float32 for half types, else the dtype itself."""
+    have = JAX_DTYPE[dtype] if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+    return np.dtype(np.float32) if have.itemsize == 2 and jnp.issubdtype(have, jnp.floating) else have
+
+
+def rounded(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """Float32 values rounded to a half type and held as float32, where ATen itself stores a half-type intermediate.
+
+    A plain conversion there and back would be removed by XLA, which may keep excess precision.
+    """
+    bits = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}.get(dtype)
+    return x if bits is None else lax.reduce_precision(x, *bits)
