@@ -1,0 +1,117 @@
+"""Tools for tests of the runtime: hand-made nodes, the open stream, and what a body told the event log."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.spec import Spec
+
+from fused_eager import hotness
+from fused_eager.buffers import TABLE, Home
+from fused_eager.context import current_door
+from fused_eager.events import LOG, Event
+from fused_eager.reasons import Reason
+from fused_eager.run import flush
+from fused_eager.stream import Node, Ref, Result, Stream, Use
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+HOME: Home = (torch.float32, (8,))
+END = Reason("cut.exit")
+
+
+def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:
+    """A contiguous vector."""
+    return Geometry((n,), (1,), offset, dtype)
+
+
+def node(
+    made: int | Sequence[int],
+    reads: Sequence[int],
+    op: Any = aten.relu.default,
+    structure: int = 0,
+    home: Home = HOME,
+    base: int | None = None,
+    scalars: Sequence[float | int] = (),
+) -> Node:
+    """A node that reads the values `reads` and makes the values `made`, all of one home."""
+    made = [made] if isinstance(made, int) else list(made)
+    g = geometry(home[1][0], home[0])
+    spec = Spec(g.size, g.dtype, g.stride, CPU)
+    uses = tuple(Use(v, g) for v in reads)
+    return Node(
+        number=structure,
+        op=op,
+        twin=op,
+        args=[Ref(i) for i in range(len(reads))],
+        kwargs={},
+        uses=uses,
+        scalars=list(scalars),
+        results=tuple(Result(v, home, g, base, spec) for v in made),
+        targets=(),
+        signature=(structure, *reads, *made),
+        place=None,
+    )
+
+
+def open_stream() -> Stream:
+    """The stream of the context that is open in this thread."""
+    door = current_door()
+    assert door is not None
+    return door.stream
+
+
+def flush_now() -> None:
+    """Run what is pending, without binding it to the tensors."""
+    flush(open_stream(), Reason("sync.call"))
+
+
+@contextmanager
+def events(*kinds: str) -> Iterator[list[Event]]:
+    """The events of the given kinds (all, if none is named) that the body caused, by all threads."""
+    seen: list[Event] = []
+
+    def take(event: Event) -> None:
+        if not kinds or event.kind in kinds:
+            seen.append(event)
+
+    LOG.sinks.append(take)
+    try:
+        yield seen
+    finally:
+        LOG.sinks.remove(take)
+
+
+@contextmanager
+def stable_shapes() -> Iterator[None]:
+    """Forget which streams other tests have run with other shapes: each is compiled at first sight again."""
+    hotness.SKELETONS.variants.clear()
+    hotness.SKELETONS.sightings.clear()
+    yield
+
+
+def forget_pending() -> None:
+    """Take away what a failed test left pending, so that it does not fail the next one."""
+    for b in [b for b in TABLE.values() if b.stream is not None]:
+        del TABLE[b.cdata]
+
+
+def compilations_per_round(step: Callable[[int], object], rounds: int) -> list[int]:
+    """How many regions each round of a loop compiled."""
+    counts = []
+    for i in range(rounds):
+        with events("compile") as seen:
+            step(i)
+        counts.append(len(seen))
+    return counts
+
+
+def collected(ref: Callable[[], object]) -> bool:
+    """Whether a weakly referenced object is gone, after a garbage collection."""
+    gc.collect()
+    return ref() is None

@@ -1,0 +1,93 @@
+"""Compiling: once per key, told to the log, and never changing how the user's JAX works."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from fused_eager import compile as compiling
+from fused_eager.bounded import Bounded
+from fused_eager.compile import load_or_compile, region_name
+from fused_eager.lower import NodeFailed
+from fused_eager.plan import Region
+from fused_eager.run import as_array
+from fused_eager.stream import Node
+from tests.streams import END, HOME, aten, events, node
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MEMORY", Bounded(64))
+
+
+def region(nodes: list[Node], output: int, donated: tuple[int, ...] = ()) -> Region:
+    return Region(tuple(range(len(nodes))), (0,), (output,), donated, "xla", END)
+
+
+def compiled(nodes: list[Node], output: int, donated: tuple[int, ...] = ()) -> compiling.Executable:
+    return load_or_compile(nodes, region(nodes, output, donated), dict.fromkeys(range(9), HOME), True, False)
+
+
+def run(executable: compiling.Executable, value: torch.Tensor) -> torch.Tensor:
+    outputs, _ = executable.call(as_array(value), as_array(torch.empty(0).double()), as_array(torch.empty(0).long()))
+    return torch.from_dlpack(outputs[0])
+
+
+def test_the_executable_computes_the_region() -> None:
+    x = torch.arange(8.0) - 4
+    assert torch.equal(run(compiled([node(1, [0]), node(2, [1], aten.neg.default)], 2), x), -x.relu())
+
+
+def test_one_compilation_per_key() -> None:
+    with events("compile") as seen:
+        first = compiled([node(1, [0])], 1)
+        again = compiled([node(5, [0])], 5)
+        other = compiled([node(1, [0], structure=7)], 1)
+    assert first is again and other is not first
+    assert len(seen) == 2
+    assert seen[0].data["ops"] == 1 and seen[0].data["inputs"] == seen[0].data["outputs"] == 1
+    assert 0 < seen[0].data["tracing"] <= seen[0].data["seconds"]
+
+
+def test_threads_that_ask_at_once_share_one_compilation() -> None:
+    found: list[compiling.Executable] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait(30)
+        found.append(compiled([node(1, [0], aten.tanh.default)], 1))
+
+    with events("compile") as seen:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+    assert len(seen) == 1 and len(found) == 4 and len({id(e) for e in found}) == 1
+
+
+def test_a_failure_is_not_remembered_as_an_executable() -> None:
+    broken = node(1, [0])
+    broken.twin = None
+    for _ in range(2):
+        with pytest.raises(NodeFailed):
+            compiled([broken], 1)
+    assert not compiling.MEMORY
+
+
+def test_checks_name_the_position_of_their_node() -> None:
+    from tests.test_lower import embedding
+
+    n = embedding()
+    homes = {0: (torch.float32, (5, 2)), 1: (torch.int64, (4,)), 2: (torch.float32, (4, 2))}
+    executable = load_or_compile([n], Region((0,), (0, 1), (2,), (), "xla", END), homes, True, False)
+    assert {c.node for c in executable.checks} == {0}
+    assert all(c.error == "IndexError" and c.message for c in executable.checks)
+
+
+def test_names_say_where_the_ops_came_from() -> None:
+    n = node(1, [0])
+    n.place = (test_names_say_where_the_ops_came_from.__code__, 7)
+    assert region_name([n], region([n], 1)) == f"1 ops from {__file__}:7"

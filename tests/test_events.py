@@ -1,0 +1,76 @@
+"""The event log: bounded, counted, told to sinks as it happens."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+
+import pytest
+
+from fused_eager.events import Event, EventLog
+
+
+def test_events_are_kept_in_order_and_counted() -> None:
+    log = EventLog()
+    log.emit("a", n=1)
+    log.emit("b")
+    log.emit("a", n=2)
+    assert [e.data for e in log.of("a")] == [{"n": 1}, {"n": 2}]
+    assert [e.kind for e in log.of("a", "b")] == ["a", "b", "a"]
+    assert log.counts == {"a": 2, "b": 1}
+    times = [e.time for e in log.events]
+    assert times == sorted(times)
+
+
+def test_the_list_is_bounded_and_the_counts_are_not() -> None:
+    log = EventLog(collections.deque(maxlen=10))
+    for i in range(25):
+        log.emit("a", n=i)
+    assert [e.data["n"] for e in log.of("a")] == list(range(15, 25))
+    assert log.counts["a"] == 25
+    assert EventLog().events.maxlen is not None
+
+
+def test_count_keeps_no_event() -> None:
+    log = EventLog()
+    log.count("op", by=3)
+    log.count("op")
+    assert log.counts["op"] == 4 and not log.events
+
+
+def test_sinks_get_each_event_at_once() -> None:
+    log = EventLog()
+    seen: list[Event] = []
+    log.sinks.append(seen.append)
+    log.emit("a")
+    assert seen == list(log.events)
+
+
+def test_clear_forgets_events_and_counts_but_no_sink() -> None:
+    log = EventLog()
+    log.sinks.append(lambda e: None)
+    log.emit("a")
+    log.clear()
+    assert not log.events and not log.counts and len(log.sinks) == 1
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event = Event("a", 0.0, {})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.kind = "b"  # type: ignore[misc]
+
+
+def test_threads_lose_nothing() -> None:
+    log = EventLog()
+
+    def work() -> None:
+        for _ in range(500):
+            log.emit("a")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert log.counts["a"] == len(log.of("a")) == 2000

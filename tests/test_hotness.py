@@ -1,0 +1,95 @@
+"""Hotness: changing shapes do not compile for ever, and settled ones are compiled again."""
+
+from __future__ import annotations
+
+import torch
+
+from fused_eager import fused_eager
+from fused_eager.hotness import LONGEST, PATIENCE, SIGHTINGS, SPELL, VARIANTS, Skeletons, Spell
+from tests.streams import events, stable_shapes
+
+
+def test_the_first_variants_are_compiled_at_sight() -> None:
+    s = Skeletons()
+    assert [s.is_hot("a", i) for i in range(VARIANTS + 2)] == [True] * VARIANTS + [False] * 2
+    assert s.is_hot("b", 0), "another skeleton is another matter"
+
+
+def test_a_further_variant_is_compiled_when_it_keeps_coming() -> None:
+    s = Skeletons()
+    for i in range(VARIANTS):
+        s.is_hot("a", i)
+    assert [s.is_hot("a", 99) for _ in range(SIGHTINGS)] == [False] * (SIGHTINGS - 1) + [True]
+
+
+def test_sightings_are_forgotten_in_the_end() -> None:
+    s = Skeletons()
+    for i in range(20_000):
+        s.is_hot("a", i)
+    assert len(s.sightings) <= 10_000 and len(s.variants) == 1
+
+
+def test_skeletons_are_forgotten_in_the_end() -> None:
+    s = Skeletons()
+    for i in range(20_000):
+        s.is_hot(i, 0)
+    assert len(s.variants) <= 10_000
+
+
+def test_a_spell_begins_after_unstable_streams_in_a_row() -> None:
+    spell = Spell()
+    for _ in range(PATIENCE - 1):
+        spell.saw(hot=False)
+    assert spell.left == 0
+    spell.saw(hot=True)
+    for _ in range(PATIENCE - 1):
+        spell.saw(hot=False)
+    assert spell.left == 0, "a hot one in between starts the count again"
+    spell.saw(hot=False)
+    assert spell.left == SPELL
+
+
+def test_spells_grow_up_to_a_limit_and_start_small_again() -> None:
+    spell, lengths = Spell(), []
+    for _ in range(PATIENCE - 1):
+        spell.saw(hot=False)
+    for _ in range(12):
+        spell.saw(hot=False)
+        lengths.append(spell.left)
+        for _ in range(spell.left):
+            spell.passed_sync()
+        assert spell.left == 0
+    assert lengths[:3] == [SPELL, 2 * SPELL, 4 * SPELL] and lengths[-1] == LONGEST
+    spell.saw(hot=True)
+    for _ in range(PATIENCE):
+        spell.saw(hot=False)
+    assert spell.left == SPELL
+
+
+def test_countdown_stops_at_zero() -> None:
+    spell = Spell()
+    spell.passed_sync()
+    assert spell.left == 0
+
+
+def test_growing_shapes_stop_compiling_and_stay_right() -> None:
+    with stable_shapes(), events("compile") as seen, fused_eager():
+        for n in range(2, 40):
+            x = torch.arange(float(n))
+            assert ((x * 3 + 1).cos() - 7).sum().item() == ((torch.arange(float(n)) * 3 + 1).cos() - 7).sum()
+    assert len(seen) <= 3 * VARIANTS
+
+
+def test_a_shape_that_settles_is_compiled() -> None:
+    def work(n: int) -> float:
+        return float(((torch.empty(n).fill_(2.0) * 3).tanh() + 5).sum())
+
+    with stable_shapes(), fused_eager():
+        for n in range(2, 12):
+            work(n)
+        with events("compile") as seen:
+            for _ in range(40 * SPELL):
+                work(50)
+                if seen:
+                    break
+        assert seen, "the shape never changes again, and is still not compiled"

@@ -1,0 +1,117 @@
+"""Shape inference: what a call returns, or why that cannot be known."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from fused_eager.infer import Fresh, Inferred, Same, Unknown, infer
+
+aten = torch.ops.aten
+
+
+def inferred(op: Any, *args: Any, **kwargs: Any) -> Inferred:
+    leaves = [a for x in (*args, *kwargs.values()) for a in (x if isinstance(x, list) else [x])]
+    found = infer(op, args, kwargs, [a for a in leaves if isinstance(a, torch.Tensor)])
+    assert isinstance(found, Inferred), found
+    return found
+
+
+CASES = {
+    "broadcast": (aten.add.Tensor, (torch.ones(3, 1), torch.ones(4))),
+    "promotion": (aten.mul.Tensor, (torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.float16))),
+    "permuted strides survive": (aten.relu.default, (torch.ones(2, 3, 4).permute(2, 0, 1),)),
+    "channels last": (aten.relu.default, (torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
+    "matmul": (aten.mm.default, (torch.ones(3, 4), torch.ones(4, 5))),
+    "int sum": (aten.sum.dim_IntList, (torch.ones(3, 4, dtype=torch.int32), [1])),
+    "two outputs": (aten.max.dim, (torch.ones(3, 4), 1)),
+    "a list of outputs": (aten._foreach_add.Scalar, ([torch.ones(3), torch.ones(2, 2)], 1.0)),
+    "factory": (aten.full.default, ([2, 3], 1.5)),
+    "empty": (aten.cat.default, ([torch.ones(0, 3), torch.ones(2, 3)],)),
+    "convolution": (
+        aten.convolution.default,
+        (torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_specs_are_what_aten_returns(name: str) -> None:
+    op, args = CASES[name]
+    real = op(*args)
+    real = list(real) if isinstance(real, (list, tuple)) else [real]
+    fresh = inferred(op, *args).fresh
+    assert [(s.shape, s.dtype, s.strides) for s in fresh] == [(tuple(t.shape), t.dtype, t.stride()) for t in real]
+
+
+def test_in_place_and_out_return_the_argument_itself() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    assert inferred(aten.add_.Tensor, x, y) == Inferred((), Same(0))
+    assert inferred(aten.add.out, x, y, out=torch.ones(3)) == Inferred((), Same(2))
+
+
+def test_the_structure_of_the_result_is_kept() -> None:
+    found = inferred(aten.native_layer_norm.default, torch.ones(2, 4), [4], None, None, 1e-5)
+    assert tuple(found.template) == (Fresh(0), Fresh(1), Fresh(2))
+    assert inferred(aten._foreach_mul_.Scalar, [torch.ones(2)], 2.0).template is None
+
+
+def test_a_view_in_disguise_is_told() -> None:
+    @torch.library.custom_op("infer_test::maker", mutates_args=())
+    def maker(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    maker.register_fake(lambda x: x.view(-1))
+    assert inferred(torch.ops.infer_test.maker.default, torch.ones(2, 2)).alias
+    assert not inferred(aten.clone.default, torch.ones(2, 2)).alias
+
+
+UNKNOWN = {
+    "shapes that do not match": (aten.mm.default, (torch.ones(2, 3), torch.ones(4, 5))),
+    "values decide": (aten.nonzero.default, (torch.ones(3),)),
+    "a number is returned": (aten._local_scalar_dense.default, (torch.ones(()),)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_cannot_be_known_says_why(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    op, args = UNKNOWN[name]
+    found = infer(op, args, {}, [a for a in args if isinstance(a, torch.Tensor)])
+    assert isinstance(found, Unknown) and found.reason
+    assert not list(recwarn)
+
+
+def test_an_out_argument_that_would_be_resized_is_for_aten() -> None:
+    x, out = torch.ones(3), torch.ones(7)
+    assert isinstance(infer(aten.add.out, (x, x), {"out": out}, [x, x, out]), Unknown)
+    assert out.shape == (7,)
+
+
+def test_values_are_neither_read_nor_written() -> None:
+    x = torch.full((3,), 5.0)
+    infer(aten.add_.Tensor, (x, 1), {}, [x])
+    assert x.tolist() == [5.0] * 3 and x._version == 0
+
+
+def test_threads_infer_at_the_same_time() -> None:
+    failures: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        try:
+            start.wait(30)
+            for n in range(1, 60):
+                x = torch.ones(n, 3)
+                assert isinstance(infer(aten.mul.Tensor, (x, x), {}, [x, x]), Inferred)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not failures

@@ -1,0 +1,186 @@
+"""Islands: ATen runs a node, with the program's own strides, on copies of what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.spec import Spec
+
+from fused_eager import IslandRefused, fused_eager, report, sync
+from fused_eager.events import LOG
+from fused_eager.island import annotated, run_node, to_home, view
+from fused_eager.stream import Result
+from tests.streams import aten, events, node, open_stream
+
+
+@torch.library.custom_op("island_test::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+@scale.register_fake
+def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("island_test::bump", mutates_args=("x",))
+def bump(x: torch.Tensor, by: float) -> None:
+    x.add_(by)
+
+
+@torch.library.custom_op("island_test::fail", mutates_args=())
+def fail(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() < 0:
+        raise ValueError("no negative numbers")
+    return x.clone()
+
+
+fail.register_fake(torch.empty_like)
+
+
+def deferred(program: Callable[..., Any], *args: Any) -> Any:
+    """The program's result, the second time: what has no lowering runs at once the first time it is called."""
+    program(*args)
+    return program(*args)
+
+
+def strided_views() -> list[torch.Tensor]:
+    base = torch.arange(24.0).view(2, 3, 4)
+    flat = base.view(-1)
+    return [base, base.permute(2, 0, 1), base[:, 1:, ::2], flat[:1].expand(5), flat[7:], base.view(torch.int32)]
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_a_view_of_a_home_is_the_view(index: int) -> None:
+    t = strided_views()[index]
+    g = Geometry(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype)
+    assert torch.equal(view(torch.arange(24.0), g), t)
+
+
+def test_lazy_bits_are_part_of_a_view() -> None:
+    home = torch.tensor([1 + 2j, 3 - 1j])
+    assert view(home, Geometry((2,), (1,), 0, home.dtype, conj=True)).tolist() == [1 - 2j, 3 + 1j]
+    assert view(home, Geometry((2,), (1,), 0, home.dtype, neg=True)).tolist() == [-1 - 2j, -3 + 1j]
+
+
+def result_for(t: torch.Tensor, home: tuple[int, ...]) -> Result:
+    spec = Spec(tuple(t.shape), t.dtype, t.stride(), t.device)
+    return Result(0, (t.dtype, home), Geometry(spec.shape, spec.strides, 0, t.dtype), None, spec)
+
+
+def test_outputs_become_dense_homes_in_memory_order() -> None:
+    t = torch.arange(6.0).view(2, 3).t()
+    assert to_home(t, result_for(t, (2, 3))).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert to_home(t.contiguous(), result_for(t, (2, 3))).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_an_output_that_is_not_what_was_promised_is_refused() -> None:
+    t = torch.ones(3)
+    with pytest.raises(RuntimeError, match="promised"):
+        to_home(torch.ones(4), result_for(t, (3,)))
+    with pytest.raises(RuntimeError, match="promised"):
+        to_home(t.double(), result_for(t, (3,)))
+
+
+def test_a_node_reads_its_operands_and_leaves_its_result() -> None:
+    values: dict[int, Any] = {0: torch.arange(8.0) - 3}
+    run_node(node(1, [0]), values)
+    assert values[1].tolist() == (torch.arange(8.0) - 3).relu().tolist()
+
+
+def test_errors_keep_their_type_and_tell_the_line() -> None:
+    n = node(1, [0], aten.relu.default)
+    n.place = (test_errors_keep_their_type_and_tell_the_line.__code__, 12)
+    told = annotated(IndexError("oh"), n)
+    assert type(told) is IndexError and str(told) == f"oh (raised by aten.relu.default at {__file__}:12)"
+
+    class Strange(Exception):
+        def __init__(self, a: int, b: int):
+            super().__init__("strange")
+
+    assert "Strange" in str(annotated(Strange(1, 2), n))
+
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "between regions": lambda x: scale(x * 2, 1.5) + 1,
+    "a changing number": lambda x: [scale(x, float(i)) for i in range(3)],
+    "strides": lambda x: scale((x * 2).t(), 2.0),
+    "a view": lambda x: scale((x * 2)[1:, ::2], 2.0) + 1,
+    "writes a pending tensor": lambda x: (lambda y: (bump(y, 1.0), y * 2)[1])(x * 2),
+    "writes a view, the old value is read": lambda x: (lambda y: (y + 1, bump(y[1], 5.0), y))(x * 2)[::2],
+    "writes native memory": lambda x: (lambda y: (x * 2, bump(y, 1.0), y * 3))(x.clone())[::2],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_islands_compute_what_eager_does(name: str) -> None:
+    x = torch.arange(16.0).view(4, 4)
+    expected = PROGRAMS[name](x.clone())
+    with fused_eager():
+        actual = deferred(lambda: PROGRAMS[name](x.clone()))
+    for e, a in zip(
+        expected if isinstance(expected, (list, tuple)) else [expected],
+        actual if isinstance(actual, (list, tuple)) else [actual],
+        strict=True,
+    ):
+        assert torch.equal(e, a) and e.stride() == a.stride()
+
+
+def test_islands_are_told_with_their_line_and_counted() -> None:
+    with events("island") as seen, fused_eager():
+        y = scale(torch.empty(8, 3), 2.0) + 1
+        sync()
+        before = LOG.counts["island island_test.scale.default"]
+        for _ in range(3):
+            y = scale(torch.empty(8, 3), 2.0) + 1
+            sync()
+        assert LOG.counts["island island_test.scale.default"] == before + 3
+    assert 1 <= len(seen) <= 2, "told once at once, and once when it was planned"
+    for e in seen:
+        assert e.data["op"] == "island_test.scale.default"
+        assert e.data["site"].startswith(__file__) and e.data["reason"]
+    assert "island_test.scale.default" in report().islands
+    del y
+
+
+def test_an_island_waits_for_its_turn() -> None:
+    with fused_eager():
+        y = deferred(scale, torch.empty(8), 2.0)
+        assert [str(n.op) for n in open_stream().nodes] == ["island_test.scale.default"]
+        del y
+
+
+def test_islands_can_be_refused() -> None:
+    x = torch.ones(9)
+    for _ in range(3):
+        with pytest.raises(IslandRefused, match=r"island_test\.scale"), fused_eager(islands="refuse"):
+            (scale(x, 2.0) + 1).sum().item()
+        with fused_eager():
+            assert (scale(x, 2.0) + 1).sum().item() == 27
+
+
+def test_a_failing_island_raises_its_own_error_at_the_sync() -> None:
+    with fused_eager():
+        fail(torch.ones(8))
+        y = fail(-torch.ones(8))
+        with pytest.raises(ValueError, match=r"no negative numbers \(raised by island_test\.fail\.default at .*island"):
+            y.tolist()
+
+
+def test_autocast_at_the_sync_does_not_reach_ops_from_before_it() -> None:
+    @torch.library.custom_op("island_test::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    square.register_fake(torch.empty_like)
+    x = torch.full((4, 4), 1.001)
+    with fused_eager():
+        y = deferred(square, x)
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = y.numpy()
+    assert seen.dtype == np.float32 and np.array_equal(seen, square(x).numpy())

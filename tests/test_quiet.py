@@ -1,0 +1,80 @@
+"""What the runtime does for itself is seen by no mode, no autograd and no autocast."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fused_eager import fused_eager
+from fused_eager.quiet import inside, unobserved
+from tests.streams import open_stream
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mode_sees_the_body_and_all_see_what_follows() -> None:
+    x = torch.ones(4)
+    with Seen() as outer, Seen() as inner:
+        with unobserved():
+            x + 1
+        x * 2
+    assert outer.ops == inner.ops == ["aten.mul.Tensor"]
+
+
+def test_our_own_mode_records_nothing() -> None:
+    x = torch.ones(4)
+    with fused_eager():
+        with unobserved():
+            y = x + 1
+        assert not open_stream().nodes
+        assert y.tolist() == [2.0] * 4
+
+
+def test_autograd_records_nothing_and_is_on_again_afterwards() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with unobserved():
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+def test_autocast_casts_nothing() -> None:
+    x = torch.ones(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        with unobserved():
+            assert (x @ x).dtype is torch.float32
+        assert (x @ x).dtype is torch.bfloat16
+
+
+def test_inside_is_a_matter_of_the_thread_and_nests() -> None:
+    seen: list[bool] = []
+    with unobserved():
+        with unobserved():
+            pass
+        assert inside()
+        other = threading.Thread(target=lambda: seen.append(inside()))
+        other.start()
+        other.join()
+    assert not inside() and seen == [False]
+
+
+def test_an_exception_leaves_nothing_behind() -> None:
+    x = torch.ones(4)
+    with Seen() as mode:
+        try:
+            with unobserved():
+                raise KeyError
+        except KeyError:
+            assert not inside()
+        x + 1
+    assert mode.ops == ["aten.add.Tensor"]
