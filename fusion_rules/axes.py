@@ -1,0 +1,97 @@
+"""Which axes a reduction runs over, and sums, means and variances along them in ATen's accumulation dtype.
+
+Sums are left as plain `reduce` of an elementwise chain: XLA:CPU turns those into one vectorised, tree-shaped loop,
+so they are as exact as ATen's cascade sum, and every rewriting that was tried (blocks, dot with ones, one-pass
+moments) was slower or less exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .precision import accumulator
+
+Axes = tuple[int, ...]
+
+
+def axis_of(dim: int, ndim: int) -> int:
+    """A dimension as a number from 0; a 0-d tensor has the one dimension 0."""
+    return dim % max(ndim, 1)
+
+
+def axes_of(dim: int | Sequence[int] | None, ndim: int) -> Axes:
+    """Dimensions as axes of an array; None and the empty list mean all of them."""
+    if ndim == 0:
+        return ()
+    if isinstance(dim, int):
+        return (dim % ndim,)
+    return tuple(d % ndim for d in dim) if dim else tuple(range(ndim))
+
+
+def count(x: Any, axes: Axes) -> int:
+    """How many elements are reduced into one."""
+    return math.prod(x.shape[a] for a in axes)
+
+
+def at_least_1d(x: Any) -> Any:
+    """A 0-d array as one row of one element."""
+    return x if x.ndim else lax.reshape(x, (1,))
+
+
+def upcast(x: Any) -> Any:
+    """Half types as float32, the rest as it is."""
+    dtype = accumulator(x.dtype)
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def total(x: Any, axes: Axes) -> Any:
+    """The sum along axes, which stay with size 1."""
+    return keep_axes(lax.reduce_sum(x, axes), axes)
+
+
+def keep_axes(reduced: Any, axes: Axes) -> Any:
+    """Put the axes that a reduction removed back with size 1."""
+    return lax.expand_dims(reduced, sorted(axes))
+
+
+def quotient(x: Any, n: Any) -> Any:
+    """`x / n` for one number `n`, correctly rounded.
+
+    XLA multiplies by the reciprocal of a divisor that it sees to be one number, and then 49 / 49 is less than 1. Behind
+    a barrier it is an array like any other; the barrier is gone before loops are fused, so it costs nothing.
+    """
+    n = np.asarray(n, x.dtype) if isinstance(n, (int, float)) else n.astype(x.dtype)
+    return lax.div(x, lax.optimization_barrier(lax.broadcast(n, x.shape)))
+
+
+def average(x: Any, axes: Axes) -> Any:
+    """The mean along axes, which stay with size 1. The mean of nothing is NaN."""
+    return quotient(total(x, axes), count(x, axes))
+
+
+def moments(x: Any, axes: Axes) -> tuple[Any, Any, Any]:
+    """Mean, `x - mean` and the sum of its squares: two passes, so that a large mean costs no digits."""
+    mean = average(x, axes)
+    centred = x - mean
+    return mean, centred, total(centred * centred, axes)
+
+
+def identity(dtype: Any, largest: bool) -> np.ndarray:
+    """The largest or smallest value of a dtype, infinities included: where a minimum or a maximum starts."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return np.asarray(largest)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return np.asarray(info.max if largest else info.min, dtype)
+    return np.asarray(math.inf if largest else -math.inf, dtype)
+
+
+def index_along(shape: tuple[int, ...], axis: int) -> Any:
+    """The position of every element along one axis, int32 where that is enough."""
+    return lax.broadcasted_iota(np.int32 if shape[axis] < 2**31 else np.int64, shape, axis)

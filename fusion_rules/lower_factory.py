@@ -1,0 +1,195 @@
+"""Factories: tensors made from numbers alone.
+
+What a tensor is filled with is an input of the region. So are the start and the step of a range: the length is known
+from the output, and a position that grows with every generated token must not recompile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jax import lax
+
+from .axes import quotient, upcast
+from .elementwise import NUMBERS, as_array, convert, need, where
+from .lowering import Context
+from .precision import rounded
+from .rule import OpClass, rule
+from .spec import JAX_DTYPE, Spec
+
+
+def number(value: Any, dtype: torch.dtype) -> Any:
+    """A Python number or a 0-d array in a torch dtype, converted as C++ would."""
+    return as_array(value, JAX_DTYPE[dtype]) if isinstance(value, NUMBERS) else convert(value, dtype)
+
+
+def filled(spec: Spec, value: Any) -> Any:
+    """An array of one value."""
+    return lax.broadcast(number(value, spec.dtype), spec.shape)
+
+
+# --- one value everywhere
+
+
+def _enter_constants(names: list[str], value: float) -> None:
+    @rule(names, OpClass.FACTORY)
+    def constant(cx: Context, *args: Any, **options: Any) -> Any:
+        return filled(cx.out[0], value)
+
+
+_enter_constants(
+    ["zeros.default", "zeros_like.default", "new_zeros.default", "zero.default", "_efficientzerotensor.default"], 0
+)
+_enter_constants(["ones.default", "ones_like.default", "new_ones.default"], 1)
+
+
+@rule("full.default", OpClass.FACTORY)
+def full(cx: Context, size: Any, fill_value: Any, **options: Any) -> Any:
+    return filled(cx.out[0], fill_value)
+
+
+@rule(["full_like.default"], OpClass.FACTORY)
+def full_like(cx: Context, self: Any, fill_value: Any, **options: Any) -> Any:
+    return filled(cx.out[0], fill_value)
+
+
+@rule("new_full.default", OpClass.FACTORY)
+def new_full(cx: Context, self: Any, size: Any, fill_value: Any, **options: Any) -> Any:
+    return filled(cx.out[0], fill_value)
+
+
+@rule(["fill.Scalar", "fill.Tensor"], OpClass.FACTORY)
+def fill(cx: Context, self: Any, value: Any) -> Any:
+    return filled(cx.out[0], value)
+
+
+@rule("scalar_tensor.default", OpClass.FACTORY)
+def scalar_tensor(cx: Context, s: Any, **options: Any) -> Any:
+    return number(s, cx.out[0].dtype)
+
+
+# --- ranges
+
+
+def _wide(value: Any, spec: Spec) -> Any:
+    # ATen counts in the accumulation type: 64 bits on either side, float16 and bfloat16 in float32.
+    if not spec.dtype.is_floating_point:
+        return number(value, torch.int64)
+    return number(value, torch.float64 if spec.dtype.itemsize >= 4 else torch.float32)
+
+
+def _progression(cx: Context, start: Any, step: Any) -> Any:
+    spec = cx.out[0]
+    first, step = _wide(start, spec), _wide(step, spec)
+    return first + step * lax.iota(first.dtype, spec.shape[0])
+
+
+@rule("arange.default", OpClass.FACTORY, keep=["end"])
+def arange(cx: Context, end: Any, **options: Any) -> Any:
+    return _progression(cx, 0, 1)
+
+
+@rule(["arange.start", "arange.start_step", "range.default", "range.step"], OpClass.FACTORY)
+def arange_from(cx: Context, start: Any, end: Any, step: Any = 1, **options: Any) -> Any:
+    return _progression(cx, start, step)
+
+
+def _between(spec: Spec, start: Any, end: Any, steps: int) -> Any:
+    """Evenly spaced numbers, counted from both ends towards the middle as ATen does, not yet in the result's dtype."""
+    dtype = spec.dtype
+    first, last = number(start, dtype), number(end, dtype)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        first, last = first.astype(np.float64), last.astype(np.float64)
+    first, last = upcast(first), upcast(last)
+    if steps == 1:
+        return lax.broadcast(first, (1,))
+    # ATen computes in the result's dtype, so half types are rounded at every step.
+    step = rounded(quotient(rounded(last - first, dtype), rounded(np.asarray(steps - 1, first.dtype), dtype)), dtype)
+    place = lax.iota(np.int64, steps)
+    forth, back = (rounded(p.astype(first.dtype), dtype) for p in (place, steps - 1 - place))
+    forth, back = rounded(step * forth, dtype), rounded(step * back, dtype)
+    return where(place < steps // 2, first + forth, last - back)
+
+
+@rule(
+    ["linspace.default", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor"],
+    OpClass.FACTORY,
+)
+def linspace(cx: Context, start: Any, end: Any, steps: int, **options: Any) -> Any:
+    return convert(_between(cx.out[0], start, end, steps), cx.out[0].dtype)
+
+
+@rule(
+    ["logspace.default", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor"],
+    OpClass.FACTORY,
+)
+def logspace(cx: Context, start: Any, end: Any, steps: int, base: float = 10.0, **options: Any) -> Any:
+    exponents = _between(cx.out[0], start, end, steps)
+    return convert(lax.pow(as_array(base, exponents.dtype), exponents), cx.out[0].dtype)
+
+
+# --- matrices and coordinates
+
+
+@rule(["eye.default", "eye.m"], OpClass.FACTORY)
+def eye(cx: Context, n: int, m: int | None = None, **options: Any) -> Any:
+    shape = cx.out[0].shape
+    return lax.broadcasted_iota(np.int32, shape, 0) == lax.broadcasted_iota(np.int32, shape, 1)
+
+
+# --- windows: functions of a position that runs from 0 to `length - 1`
+
+
+def _window(cx: Context, length: int, periodic: bool, shape: Callable[[Any, int], Any]) -> Any:
+    spec = cx.out[0]
+    need(spec.dtype.itemsize >= 4, "ATen rounds a window to half precision at every step")
+    dtype = JAX_DTYPE[spec.dtype]
+    if length <= 1:
+        return lax.full(spec.shape, 1, dtype)
+    # A periodic window is the symmetric one of the next length without its last element.
+    return shape(lax.iota(dtype, length), length if periodic else length - 1)
+
+
+def _cosines(coefficients: tuple[float, ...]) -> Callable[[Any, int], Any]:
+    def shape(place: Any, n: int) -> Any:
+        terms = [
+            np.asarray(c, place.dtype) * lax.cos(place * np.asarray(2 * math.pi * k / n, place.dtype))
+            for k, c in enumerate(coefficients)
+        ]
+        return sum(terms[1:], terms[0])
+
+    return shape
+
+
+@rule(["hann_window.default", "hann_window.periodic"], OpClass.FACTORY)
+def hann_window(cx: Context, window_length: int, periodic: bool = True, **options: Any) -> Any:
+    return _window(cx, window_length, periodic, _cosines((0.5, -0.5)))
+
+
+@rule(
+    [f"hamming_window.{form}" for form in ("default", "periodic", "periodic_alpha", "periodic_alpha_beta")],
+    OpClass.FACTORY,
+)
+def hamming_window(
+    cx: Context, window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+) -> Any:
+    return _window(cx, window_length, periodic, _cosines((alpha, -beta)))
+
+
+@rule(["blackman_window.default", "blackman_window.periodic"], OpClass.FACTORY)
+def blackman_window(cx: Context, window_length: int, periodic: bool = True, **options: Any) -> Any:
+    return _window(cx, window_length, periodic, _cosines((0.42, -0.5, 0.08)))
+
+
+@rule(["bartlett_window.default", "bartlett_window.periodic"], OpClass.FACTORY)
+def bartlett_window(cx: Context, window_length: int, periodic: bool = True, **options: Any) -> Any:
+    def triangle(place: Any, n: int) -> Any:
+        rising = place * np.asarray(2.0 / n, place.dtype)
+        return where(place <= n // 2, rising, 2 - rising)
+
+    return _window(cx, window_length, periodic, triangle)
+

@@ -1,0 +1,81 @@
+"""Orders of elements as integers: the one sort that XLA:CPU does fast is of a single integer array.
+
+An element's sort key (an integer that orders as torch orders, NaN last, -0.0 equal to 0.0) and its position are packed
+into one int64. No two are equal, so the sort is stable for nothing, and it runs 5 to 15 times faster than a sort of
+pairs with a comparator (64 x 32000 floats: 203 ms against 1300, ATen 437).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .elementwise import isnan, kind, where
+
+LOW = np.asarray(0xFFFFFFFF, np.int64)
+TOP = np.asarray(np.iinfo(np.int64).min, np.int64)
+
+
+def sort_key(x: Any) -> Any:
+    """A signed integer per element, int32 or for 64-bit dtypes int64, that orders as torch sorts in rising order."""
+    dtype = np.dtype(x.dtype)
+    if kind(x) == "f":
+        x = x.astype(np.float32) if dtype.itemsize < 4 else x
+        word = np.dtype(f"int{8 * x.dtype.itemsize}")
+        info = np.iinfo(word)
+        bits = lax.bitcast_convert_type(where(x == 0, 0, x), word)
+        bits = where(bits < 0, bits ^ np.asarray(info.max, word), bits)
+        return where(isnan(x), np.asarray(info.max, word), bits)
+    if dtype.kind == "u" and dtype.itemsize >= 4:
+        word = np.dtype(f"int{8 * dtype.itemsize}")
+        return lax.bitcast_convert_type(x, word) ^ np.asarray(np.iinfo(word).min, word)
+    return x if dtype == np.int64 else x.astype(np.int32)
+
+
+def _order_of_packed(high: Any, axis: int) -> Any:
+    """Positions in the order of int64 keys whose low 32 bits are free."""
+    place = lax.broadcasted_iota(np.int64, high.shape, axis)
+    return lax.sort(high | place, dimension=axis, is_stable=False) & LOW
+
+
+def stable_order(x: Any, axis: int, descending: bool = False) -> Any:
+    """int64 positions along an axis (shorter than 2**32) that sort `x`; equal elements stay in their order."""
+    key = sort_key(x)
+    key = ~key if descending else key
+    if key.dtype == np.int32:
+        return _order_of_packed(key.astype(np.int64) << 32, axis)
+    # Two passes of a radix sort: by the low half (unsigned, so its top bit is flipped), then by the high half.
+    first = _order_of_packed((key << 32) ^ TOP, axis)
+    second = _order_of_packed(pick(key, first, axis) & ~LOW, axis)
+    return pick(first, second, axis)
+
+
+def pick(x: Any, index: Any, axis: int) -> Any:
+    """`x` at positions along one axis that are known to be inside."""
+    return jnp.take_along_axis(x, index, axis, mode="promise_in_bounds")
+
+
+def search(sequence: Any, values: Any, right: bool) -> Any:
+    """Where values belong in sorted rows: `sequence` [n] for any `values`, or [..., n] for `values` [..., m].
+
+    ATen's bisection step for step, so that NaN and unsorted rows give the same answer too. int64, shape of `values`.
+    """
+    n = sequence.shape[-1]
+    low = lax.full(values.shape, 0, np.int64)
+    if n == 0:
+        return low
+
+    def halve(_: int, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = bounds
+        middle = (low + high) >> 1
+        # A finished search may stand at n: any element will do, its answer is not used.
+        at = lax.min(middle, np.asarray(n - 1, np.int64))
+        found = sequence.at[at].get(mode="promise_in_bounds") if sequence.ndim == 1 else pick(sequence, at, -1)
+        up = ~(found > values if right else found >= values)
+        open_ = low < high
+        return where(open_ & up, middle + 1, low), where(open_ & ~up, middle, high)
+
+    return lax.fori_loop(0, n.bit_length(), halve, (low, lax.full(values.shape, n, np.int64)))[0]
