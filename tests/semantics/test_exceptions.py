@@ -88,8 +88,8 @@ def test_an_interrupt_in_a_flush(name: str, moment: str, mode: str, monkeypatch:
 
     monkeypatch.setattr(owner, attribute, interrupted)
     native = torch.empty(2000).fill_(1.0)
-    made = []
-    interrupts = 0
+    made: list[torch.Tensor] = []
+    interrupted_at = -1
     with fused_eager(mode=mode):
         armed[0] = True
         for k in range(4):
@@ -104,15 +104,18 @@ def test_an_interrupt_in_a_flush(name: str, moment: str, mode: str, monkeypatch:
                     made.append(F.embedding(torch.tensor([1, 2]), native.view(-1, 2)))
                     sync()
             except KeyboardInterrupt:
-                interrupts += 1
+                interrupted_at = k
+                if k < 2:
+                    break
         armed[0] = False
         sync()
         after = native + 0
-    if mode != "fused":
-        return  # an op at a time: the interrupted op may or may not have happened
-    assert interrupts <= 1
-    assert made[0].tolist() == [2.0] * 2000 and made[1].tolist() == [4.0] * 2000
-    assert native.tolist() == [3.0] * 2000 and after.tolist() == [3.0] * 2000
+    # What was interrupted in the middle of its own line may or may not have happened, as a whole; all else has.
+    written = {2: (1.0, 3.0), 0: (1.0,), 1: (1.0,)}.get(interrupted_at, (3.0,))
+    assert native[0].item() in written and len(set(native.tolist())) == 1
+    assert after.tolist() == native.tolist()
+    for t, value in zip(made, (2.0, 4.0), strict=False):
+        assert t.tolist() == [value] * 2000
 
 
 def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,13 +45,14 @@ def test_what_died_is_not_computed() -> None:
 
 def test_storages_leave_the_table(mode: str) -> None:
     gc.collect()
+    before = set(TABLE)
     with fused_eager(mode=mode):
         x = torch.ones(3)
         for _ in range(30):
             x = x * 1.5
             sync()
-        assert len(TABLE) <= 2
-    assert len(TABLE) == 0
+        assert len(set(TABLE) - before) <= 2
+    assert not set(TABLE) - before
 
 
 @pytest.mark.parametrize("bounds", [True, False])
@@ -82,7 +83,7 @@ def test_memory_of_a_dead_input_is_freed(mode: str) -> None:
             total = total + (x * 2).sum()
             del x
         assert total.item() == 30000.0
-        torch.zeros(1).add(1).item()
+        sync()
         gc.collect()
         assert freed == list(range(6))
 

@@ -113,6 +113,11 @@ def _arguments_from_values() -> Any:
     return torch.zeros(int(n)), torch.arange(n), torch.zeros(n, 2), torch.ones(6).split(n.item()), torch.ones(5)[:n], torch.ones(5)[n]
 
 
+def _shapes_from_numbers() -> Any:
+    return [torch.arange(1.0, n + 1.0) for n in range(1, 5)], [torch.arange(n) for n in (3, 5, 3)], [torch.arange(0, 12, s) for s in (1, 2, 5)], [
+        torch.arange(0, 1, s) for s in (0.5, 0.25)], [torch.linspace(0, n, n) for n in (2, 3)], [torch.eye(n) for n in (1, 3)]
+
+
 def _alphas_and_values() -> Any:
     x, y = torch.ones(3), torch.arange(3.0)
     out = []
