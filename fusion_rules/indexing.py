@@ -1,0 +1,263 @@
+"""Reading and writing at computed positions: the one gather and the one scatter under every indexing row.
+
+Measured on XLA:CPU (2 cores): a scatter of whole rows adds 1024 rows of 256 floats into 256 rows in 0.05 ms and into
+8192 rows in 0.15 ms (eager 0.09 and 1.3 ms), where a one-hot matmul takes 1.4 and 90 ms, sort and segment sum 0.2 and
+0.4 ms. A window whose innermost dimension is the indexed one costs 12 times as much as the same scatter after a
+transpose, so `put_at` transposes. Of several element-wise forms the flat one was never the slowest.
+
+XLA clamps the start of a gather and drops the updates of a scatter that leave the operand, so no value of an index
+reads or writes undefined memory; the rows' checks turn it into eager's exception.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from .elementwise import NUMBERS, as_array, convert, kind, spread
+from .lowering import Context, NoLowering
+from .spec import JAX_DTYPE
+
+INDEX = np.dtype(np.int64)
+
+
+def as_index(index: Any) -> Any:
+    """An index array of any integer dtype as int64, the only dtype in which no size overflows."""
+    return index if index.dtype == INDEX else index.astype(INDEX)
+
+
+def wrap(index: Any, size: int) -> Any:
+    """Negative positions counted from the end."""
+    return lax.select(index < 0, index + size, index)
+
+
+def iota(shape: Sequence[int], dim: int) -> Any:
+    """int64 positions along `dim` in an array of `shape`."""
+    return lax.broadcasted_iota(INDEX, tuple(shape), dim)
+
+
+def zeros(shape: Sequence[int], dtype: Any) -> Any:
+    """An array of zeros (false for bool)."""
+    return lax.full(tuple(shape), np.zeros((), dtype))
+
+
+def opmath(dtype: Any) -> np.dtype:
+    """The dtype in which sums and products of `dtype` are accumulated: float32 for the narrow floats."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.itemsize < 4 and kind(np.empty(0, dtype)) == "f" else dtype
+
+
+def progression(index: Any) -> tuple[int, int, int] | None:
+    """`(start, count, step)` of a constant 1-d index that steps evenly upwards from a position >= 0, else None."""
+    if isinstance(index, jax.core.Tracer) or np.ndim(index) != 1 or np.size(index) == 0:
+        return None
+    values = np.asarray(index)
+    steps = np.diff(values)
+    step = int(steps[0]) if steps.size else 1
+    return (int(values[0]), values.size, step) if step > 0 and values[0] >= 0 and (steps == step).all() else None
+
+
+def _layout(x: Any, dims: tuple[int, ...], batch: int, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of `x` that make up the window, and their places beside `batch` index dimensions at `position`."""
+    rest = tuple(d for d in range(x.ndim) if d not in dims)
+    return rest, tuple(p for p in range(len(rest) + batch) if not position <= p < position + batch)
+
+
+def _starts(indices: Sequence[Any]) -> Any:
+    shape = np.broadcast_shapes(*(i.shape for i in indices))
+    return lax.concatenate([lax.expand_dims(spread(i, shape), (len(shape),)) for i in indices], len(shape))
+
+
+def take_at(x: Any, dims: tuple[int, ...], indices: Sequence[Any], position: int) -> Any:
+    """The windows of `x` at positions `indices` of its dimensions `dims`.
+
+    Args:
+        x: array of any shape.
+        dims: ascending dimensions, one for each index.
+        indices: int64 arrays that broadcast to a common shape B; positions count from 0.
+        position: where B's dimensions stand among the dimensions of `x` that are left.
+
+    Raises:
+        NoLowering: a dimension of size 0 is read at some position (eager raises).
+    """
+    if len(dims) == 1 and (run := progression(indices[0])) is not None and position == dims[0]:
+        start, count, step = run
+        if start + (count - 1) * step < x.shape[dims[0]]:
+            return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, dims[0])
+    starts = _starts(indices)
+    rest, offsets = _layout(x, dims, starts.ndim - 1, position)
+    shape = [0] * (len(rest) + starts.ndim - 1)
+    for p, d in zip(offsets, rest, strict=True):
+        shape[p] = x.shape[d]
+    shape[position : position + starts.ndim - 1] = starts.shape[:-1]
+    if 0 in shape:
+        return zeros(shape, x.dtype)
+    if any(x.shape[d] == 0 for d in dims):
+        raise NoLowering("an index into a dimension of size 0: eager raises")
+    numbers = lax.GatherDimensionNumbers(offset_dims=offsets, collapsed_slice_dims=dims, start_index_map=dims)
+    sizes = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    return lax.gather(x, starts, numbers, sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+_SCATTERS = {
+    "set": lax.scatter, "add": lax.scatter_add, "mul": lax.scatter_mul, "max": lax.scatter_max, "min": lax.scatter_min
+}
+
+
+def put_at(x: Any, dims: tuple[int, ...], indices: Sequence[Any], position: int, values: Any, how: str) -> Any:
+    """`x` with `values`, laid out as `take_at` returns them, written at positions `indices` of dimensions `dims`.
+
+    `how` is set, add, mul, max or min; all but set count every update of an element that is hit more than once, and
+    round after each, in the dtype of `x`. Positions outside of `x`, negative ones too, are left out.
+    """
+    if values.size == 0 or x.size == 0:
+        return x
+    if kind(x) == "b" and how != "set":
+        how = {"add": "max", "mul": "min"}.get(how, how)
+        return put_at(x.astype(np.int8), dims, indices, position, values.astype(np.int8), how).astype(np.bool_)
+    starts = _starts(indices)
+    batch = starts.ndim - 1
+    rest, offsets = _layout(x, dims, batch, position)
+    if starts.size == len(dims) and how == "set":
+        # One position, as in a key-value cache: XLA updates in place, in half the time of its scatter (7 us, 15 us).
+        at = [np.zeros((), INDEX)] * x.ndim
+        for k, d in enumerate(dims):
+            at[d] = starts.reshape(-1)[k]
+        return lax.dynamic_update_slice(x, values.reshape([1 if d in dims else n for d, n in enumerate(x.shape)]), at)
+    if rest and x.ndim - 1 in dims:
+        places = [p for p in range(values.ndim) if p not in offsets]
+        front = put_at(
+            x.transpose([*dims, *rest]), tuple(range(len(dims))), indices, 0,
+            values.transpose([*places, *offsets]), how,
+        )
+        return front.transpose(np.argsort([*dims, *rest]))
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=offsets, inserted_window_dims=dims, scatter_dims_to_operand_dims=dims
+    )
+    return _SCATTERS[how](x, starts, values, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+_HOW = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def _identity(how: str, dtype: Any) -> np.ndarray:
+    dtype = np.dtype(dtype)
+    if how in ("add", "mul"):
+        return np.asarray(how == "mul", dtype)
+    if dtype.kind == "b":
+        return np.asarray(how == "min", dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return np.asarray(info.min if how == "max" else info.max, dtype)
+    return np.asarray(-np.inf if how == "max" else np.inf, dtype)
+
+
+def reduce_at(
+    x: Any, dims: tuple[int, ...], at: Any, position: int, values: Any, reduce: str, include_self: bool
+) -> Any:
+    """torch's scatter reductions: sum, mean, prod, amax or amin, with or without the old value of a hit element.
+
+    The layout is that of `put_at` with one index. An element that is not hit keeps its value; a mean of integers is
+    rounded down.
+    """
+    how, dtype = _HOW[reduce], x.dtype
+    if not include_self:
+        x = put_at(x, dims, [at], position, spread(_identity(how, x.dtype), values.shape), "set")
+    total = put_at(x, dims, [at], position, values, how)
+    if reduce != "mean":
+        return total
+    ones = spread(np.ones((), np.int64), values.shape)
+    count = put_at(lax.full(x.shape, np.int64(include_self)), dims, [at], position, ones, "add")
+    count = lax.max(count, np.int64(1))
+    if kind(total) in "fc":
+        return total / count.astype(dtype)
+    wide = total.astype(np.int64)
+    return (lax.div(wide, count) - (lax.rem(wide, count) < 0)).astype(dtype)
+
+
+def flat_positions(shape: Sequence[int], dim: int, index: Any) -> Any:
+    """Where `torch.gather(x, dim, index)` reads an `x` of `shape`: row-major positions."""
+    flat = None
+    for d in range(len(shape)):
+        term = (index if d == dim else iota(index.shape, d)) * math.prod(shape[d + 1 :])
+        flat = term if flat is None else flat + term
+    return flat
+
+
+def spread_line(x: Any, shape: Sequence[int]) -> Any:
+    """Broadcast an array with dimensions of size 1 to `shape`, of the same rank."""
+    return lax.broadcast_in_dim(x, tuple(shape), tuple(range(len(shape))))
+
+
+def hits(shape: Sequence[int], dim: int, index: Any) -> Any | None:
+    """Where an array of `shape` is reached by `index`, as a bool array, if each of its lines has just one index.
+
+    A write is then a pointwise select, which fuses with its neighbours; None if it takes a scatter.
+    """
+    if any(n != (1 if d == dim else size) for d, (n, size) in enumerate(zip(index.shape, shape, strict=True))):
+        return None
+    return iota(shape, dim) == spread_line(index, shape)
+
+
+def rank(mask: Any) -> Any:
+    """For each true element of a bool array its number among the true ones, row-major from 0, as flat int32.
+
+    Lanes of consecutive elements are counted side by side: XLA's own cumulative sum over a million elements takes
+    five times as long.
+    """
+    n = mask.size
+    lanes = 256 if n >= 1 << 14 else 1
+    flat = mask.reshape(-1).astype(np.int32)
+    if n % lanes:
+        flat = lax.pad(flat, np.zeros((), np.int32), [(0, -n % lanes, 0)])
+    if lanes == 1:
+        return lax.cumsum(flat) - 1
+
+    def step(count: Any, row: Any) -> tuple[Any, Any]:
+        return count + row, count + row
+
+    totals, counts = lax.scan(step, zeros((lanes,), np.int32), flat.reshape(lanes, -1).T)
+    before = lax.cumsum(totals) - totals
+    return (counts.T + before[:, None]).reshape(-1)[:n] - 1
+
+
+# c10's names of the types that a Python number may fail to fit.
+_C10_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.int64: "int64_t",
+    torch.int32: "int", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t",
+    torch.complex64: "c10::complex<float>",
+}
+_NARROW = (torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)  # too small for some int64
+
+
+def fill_value(cx: Context, value: Any, dtype: torch.dtype) -> Any:
+    """A number (Python's or hoisted) as a 0-d array of `dtype`, checked as eager does before it fills with it.
+
+    Raises:
+        NoLowering: a Python number that does not fit: eager raises.
+    """
+    want = JAX_DTYPE[dtype]
+    have = np.dtype(type(value) if isinstance(value, NUMBERS) else value.dtype)
+    sure = have == want or have.kind in "bc" or (have.kind in "iu" and dtype not in _NARROW)
+    if dtype in _C10_NAMES and not sure:
+        v = np.float64(value) if isinstance(value, NUMBERS) else value.astype(np.float64)
+        if want.kind in "iu":
+            info = np.iinfo(want)
+            # A negative integer may wrap around into an unsigned dtype, a negative float may not.
+            low = -info.max if info.min == 0 and have.kind in "iu" else info.min
+            bad = ~((v >= float(low)) & (v <= float(info.max)))
+        else:
+            limit = torch.finfo(dtype).max
+            bad = (abs(v) > limit) & (abs(v) != np.inf)
+        if not isinstance(value, NUMBERS):
+            message = f"value cannot be converted to type {_C10_NAMES[dtype]} without overflow"
+            cx.check(bad, "RuntimeError", message)
+        elif bool(bad):
+            raise NoLowering(f"{value} does not fit {dtype}: eager raises")
+    return as_array(value, want) if isinstance(value, NUMBERS) else convert(value, dtype)
