@@ -55,7 +55,9 @@ class Window:
         return [tuple(int(i) * d for i, d in zip(at, self.dilation, strict=True)) for at in np.ndindex(*self.kernel)]
 
 
-def pad_spatial(x: jax.Array, low: tuple[int, ...], high: tuple[int, ...], step: tuple[int, ...] | None = None) -> jax.Array:
+def pad_spatial(
+    x: jax.Array, low: tuple[int, ...], high: tuple[int, ...], step: tuple[int, ...] | None = None
+) -> jax.Array:
     """Zeros around (negative: cut off) and, with `step`, between the elements of the trailing dimensions."""
     inner = step or (1,) * len(low)
     config = [(0, 0, 0)] * (x.ndim - len(low)) + [(a, b, s - 1) for a, b, s in zip(low, high, inner, strict=True)]
@@ -125,7 +127,9 @@ class Split:
     def __init__(self, form: Native):
         self.form = form
 
-    def _each(self, win: Window, product: str, a: jax.Array, axis_a: int, b: jax.Array, axis_b: int, axis: int) -> jax.Array:
+    def _each(
+        self, win: Window, product: str, a: jax.Array, axis_a: int, b: jax.Array, axis_b: int, axis: int
+    ) -> jax.Array:
         alone = Window(win.size, win.out, win.kernel, win.stride, win.padding, win.dilation, 1, win.precision)
         run = getattr(self.form, product)
         pairs = zip(jnp.split(a, win.groups, axis_a), jnp.split(b, win.groups, axis_b), strict=True)
@@ -146,7 +150,7 @@ MOST_SLICES = 49
 
 
 class Patches:
-    """Windows laid out as a matrix, then one matrix product. The weight is used as it lies in memory: `[O, C * taps]`."""
+    """Windows laid out as a matrix, then one matrix product with the weight as it lies in memory: `[O, C * taps]`."""
 
     def _windows(self, win: Window, x: jax.Array) -> jax.Array:
         """`[groups, C / groups * taps, N * out]`."""
@@ -188,8 +192,8 @@ class Patches:
         columns = self._dot(win, self._grouped(win, y).swapaxes(1, 2), w.reshape(g, w.shape[0] // g, -1), (2, 1))
         columns = columns.reshape(g, n, *win.out, c, *win.kernel)
         # Kernel axes in front of C last: each tap is then a dense slab that lands, strided, on the padded input.
-        order = (*range(columns.ndim - win.rank, columns.ndim), 0, 1, columns.ndim - win.rank - 1, *range(2, 2 + win.rank))
-        columns = columns.transpose(order)
+        last = columns.ndim - win.rank
+        columns = columns.transpose(*range(last, columns.ndim), 0, 1, last - 1, *range(2, 2 + win.rank))
         full = tuple(s + 2 * p for s, p in zip(win.size, win.padding, strict=True))
         total = None
         for at, tap in zip(win.offsets(), np.ndindex(*win.kernel), strict=True):

@@ -60,8 +60,9 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array) -> tuple[ja
 
 
 def _backward(
-    q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array, scale: float, grad: jax.Array, out: jax.Array, lse: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array, scale: float,
+    grad: jax.Array, out: jax.Array, lse: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     acc = s.dtype
     p = jnp.exp(s - lse[..., None].astype(acc))
     delta = (grad.astype(acc) * out.astype(acc)).sum(-1, keepdims=True)
@@ -82,7 +83,9 @@ def _blocks(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]
 class Heads:
     """The common shape of forward and backward: `[B, H, L, E]` operands, whole or head by head."""
 
-    def __init__(self, q: jax.Array, k: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None, cpu: bool):
+    def __init__(
+        self, q: jax.Array, k: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None, cpu: bool
+    ):
         self.batch, self.heads, self.queries, width = q.shape
         self.keys = k.shape[-2]
         self.groups = self.heads // max(k.shape[1], 1)

@@ -174,10 +174,11 @@ def linear(cx: Context, input: Any, weight: Any, bias: Any = None) -> Any:
 def trilinear(
     cx: Context, i1: Any, i2: Any, i3: Any, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1
 ) -> Any:
-    """`sum(i1 * i2 * i3, sumdim)` after each operand got its size-1 dimensions: an einsum, so that two of them contract."""
+    """`sum(i1 * i2 * i3, sumdim)` after each operand got its size-1 dimensions, as two contractions."""
     rank = i1.ndim + len(expand1)
     letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
-    first, second, third = ("".join(c for d, c in enumerate(letters) if d not in e) for e in (expand1, expand2, expand3))
+    expands = (expand1, expand2, expand3)
+    first, second, third = ("".join(c for d, c in enumerate(letters) if d not in e) for e in expands)
     kept = "".join(c for d, c in enumerate(letters) if d not in sumdim)
     pair = "".join(c for c in letters if c in first + second and c in kept + third)
     how: dict[str, Any] = {"precision": matmul_precision(), "preferred_element_type": accumulator(i1.dtype)}

@@ -113,7 +113,7 @@ def antialiased(width: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Maker
         center = scale * (np.arange(out).astype(real) + shift)
         first = np.maximum((center - support + shift).astype(np.int64), 0)
         count = np.minimum((center + support + shift).astype(np.int64), size) - first
-        count = np.clip(count, 0, int(math.ceil(support)) * 2 + 1)
+        count = np.clip(count, 0, math.ceil(support) * 2 + 1)
         index = np.full((int(count.max(initial=0)), out), -1, np.int64)
         weight = np.zeros(index.shape)
         for i in range(out):

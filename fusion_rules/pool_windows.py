@@ -21,7 +21,7 @@ MOST_TAPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Windows along one dimension. Window `o` holds positions `o * stride - padding + t * dilation` for `t < kernel`."""
+    """Windows along one dimension: number `o` holds positions `o * stride - padding + t * dilation`, `t < kernel`."""
 
     size: int
     out: int
@@ -78,7 +78,9 @@ class Adaptive:
     def tap(self, x: jax.Array, axis: int, t: int, fill: Any) -> jax.Array:
         at = self.position(t)
         values = jnp.take(x, jnp.asarray(np.maximum(at, 0)), axis=axis, mode="clip")
-        return values if (at >= 0).all() else jnp.where(at_axis(at >= 0, axis, x.ndim), values, np.asarray(fill, x.dtype))
+        if (at >= 0).all():
+            return values
+        return jnp.where(at_axis(at >= 0, axis, x.ndim), values, np.asarray(fill, x.dtype))
 
 
 def adaptive(size: int, out: int) -> Axis | Adaptive:
@@ -117,7 +119,9 @@ def _better(v: jax.Array, i: jax.Array, w: jax.Array, j: jax.Array) -> jax.Array
     return jnp.where(both, j > i, (_is_nan(w) & ~both) | (w > v) | ((w == v) & (j < i)))
 
 
-def _max_wide(x: jax.Array, index: jax.Array | None, axis: int, a: Axis | Adaptive, pitch: int) -> tuple[jax.Array, jax.Array]:
+def _max_wide(
+    x: jax.Array, index: jax.Array | None, axis: int, a: Axis | Adaptive, pitch: int
+) -> tuple[jax.Array, jax.Array]:
     """`max_windows` along one dimension for long windows: gathered, then reduced pairwise."""
     table = _positions(a)
     flat = at_axis(np.int32(table.reshape(-1) * pitch), axis, x.ndim)
@@ -183,7 +187,8 @@ def sum_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> jax.Array:
         if a.out == 1:
             x = x.sum(axis, keepdims=True)
             continue
-        window, stride, dilation = ([v if d == axis else 1 for d in range(x.ndim)] for v in (a.kernel, a.stride, a.dilation))
+        sizes = (a.kernel, a.stride, a.dilation)
+        window, stride, dilation = ([v if d == axis else 1 for d in range(x.ndim)] for v in sizes)
         x = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, window, stride, "VALID", None, dilation)
     return x
 

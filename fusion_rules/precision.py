@@ -15,7 +15,7 @@ from jax import lax
 
 from .spec import JAX_DTYPE, Spec
 
-# torch names a level, XLA an algorithm of at least that exactness; HIGH is tf32 on GPUs and three bfloat16 passes on TPUs.
+# torch names a level, XLA an algorithm at least as exact: HIGH is tf32 on GPUs and three bfloat16 passes on TPUs.
 LEVELS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 
 

@@ -74,7 +74,8 @@ def apply_taps(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
         return _pick(x, taps.index[0], axis)
     n = x.shape[axis]
     depth = taps.index.shape[0]
-    if depth and taps.out * depth == n and (taps.index.T.reshape(-1) == np.arange(n)).all() and (taps.weight == 1).all():
+    in_order = depth * taps.out == n > 0 and (taps.index.T.reshape(-1) == np.arange(n)).all()
+    if in_order and (taps.weight == 1).all():
         # The transpose of a repetition.
         return x.reshape(*x.shape[:axis], taps.out, depth, *x.shape[axis + 1 :]).sum(axis + 1)
     if depth > MOST_TERMS:
