@@ -64,13 +64,14 @@ class Buffer:
         self.error: BaseException | None = None
         self.previous: jax.Array | None = None  # the value to return to if the pending one cannot be computed
 
-    def is_alive(self) -> bool:
-        """Whether a tensor, or anything but this table, still refers to the storage."""
+    def is_alive(self, held: int = 0) -> bool:
+        """Whether a tensor, or anything but this table and `held` inputs of ours, still refers to the storage."""
         # One C++ reference is the Python object's own; its Python references are self.storage and the call's argument.
-        return use_count(self.cdata) > 1 or sys.getrefcount(self.storage) > 2
+        return use_count(self.cdata) > 1 or sys.getrefcount(self.storage) > 2 + held
 
 
 TABLE: dict[int, Buffer] = {}
+# One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
 LOCK = threading.RLock()
 
 
@@ -142,6 +143,9 @@ def home_of(array: jax.Array) -> Home:
     return TORCH_DTYPE[array.dtype], tuple(array.shape)
 
 
+COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
+
+
 def bind(buffer: Buffer) -> None:
     """Put a finished value into its storage and open the storage for everybody. Waits for the device.
 
@@ -157,6 +161,9 @@ def bind(buffer: Buffer) -> None:
         pass
     elif buffer.born_native or nbytes != value.numel() * value.dtype.itemsize:
         alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
+    elif nbytes <= COPIED:
+        own = torch.empty(value.shape, dtype=value.dtype).copy_(value)
+        buffer.storage._swap_data_ptr_(storage_of(own))
     else:
         buffer.storage._swap_data_ptr_(storage_of(value))
         buffer.storage._fused_eager_memory = True  # type: ignore[attr-defined]

@@ -21,10 +21,14 @@ class Event:
 
 @dataclass
 class EventLog:
-    """A bounded list of events, counters that are never dropped, and the sinks that want each event as it happens."""
+    """A bounded list of events, sums that survive them, and the sinks that want each event as it happens.
+
+    `counts` has each kind, and "kind for reason"; `totals` sums the numbers of the events, as "kind name".
+    """
 
     events: collections.deque[Event] = field(default_factory=lambda: collections.deque(maxlen=20_000))
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    totals: collections.Counter[str] = field(default_factory=collections.Counter)
     sinks: list[Callable[[Event], None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -34,6 +38,11 @@ class EventLog:
         with self.lock:
             self.events.append(event)
             self.counts[kind] += 1
+            for name, value in data.items():
+                if name == "reason":
+                    self.counts[f"{kind} for {value}"] += 1
+                elif type(value) in (int, float):
+                    self.totals[f"{kind} {name}"] += value
         for sink in self.sinks:
             sink(event)
 
@@ -51,6 +60,7 @@ class EventLog:
         with self.lock:
             self.events.clear()
             self.counts.clear()
+            self.totals.clear()
 
 
 LOG = EventLog()

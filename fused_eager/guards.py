@@ -19,6 +19,8 @@ import torch
 import torch.utils.dlpack
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fused_eager.fusion_rules.lowering import leaves
+
 from . import native, run
 from .buffers import TABLE, storage_of
 from .quiet import inside
@@ -40,19 +42,30 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__array__", exposes=True),
     Guard(torch.Tensor, "__dlpack__", exposes=True),
     Guard(torch.Tensor, "share_memory_", exposes=True),
+    Guard(torch.Tensor, "data_ptr", exposes=True),
     Guard(torch.Tensor, "tolist"),
-    Guard(torch.Tensor, "data_ptr"),
+    Guard(torch.Tensor, "is_pinned"),
+    Guard(torch.Tensor, "apply_"),
+    Guard(torch.Tensor, "map_"),
+    Guard(torch.Tensor, "map2_"),
     Guard(torch.Tensor, "untyped_storage"),
     Guard(torch.Tensor, "_typed_storage"),
     Guard(torch.Tensor, "storage"),
     Guard(torch.Tensor, "is_shared"),
     Guard(torch.Tensor, "__reduce_ex__"),
-    Guard(torch.Tensor, "__deepcopy__"),
+    Guard(torch, "tensor"),
+    Guard(torch, "as_tensor"),
+    Guard(torch, "from_dlpack", exposes=True),
+    Guard(torch, "set_rng_state"),
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
 )
-# Printing runs many small ops on the tensor; natively, so that a print compiles nothing.
-PRINTERS: tuple[Guard, ...] = (Guard(torch.Tensor, "__repr__"), Guard(torch.Tensor, "__format__"))
+# Printing and copying run many small ops on the tensor; natively, so that a print compiles nothing.
+PRINTERS: tuple[Guard, ...] = (
+    Guard(torch.Tensor, "__repr__"),
+    Guard(torch.Tensor, "__format__"),
+    Guard(torch.Tensor, "__deepcopy__"),
+)
 
 _lock = threading.Lock()
 _users = 0
@@ -60,22 +73,25 @@ _undo: list[Callable[[], None]] = []
 
 
 def _settled(t: Any, guard: Guard) -> None:
-    if not isinstance(t, torch.Tensor) or t.layout is not torch.strided or not torch._C._has_storage(t):
+    if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
         return
     storage = storage_of(t)
     b = TABLE.get(storage._cdata)
     if b is not None:
         run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
+    # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
+    native.protect(storage)
     if guard.exposes:
-        native.protect(storage)
         native.mark_exposed(storage)
 
 
 def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for a in args[:1]:
-            _settled(a, guard)
+        for a in leaves(args[:1]):
+            if isinstance(a, torch.Tensor):
+                with torch._C.DisableTorchFunctionSubclass():
+                    _settled(a, guard)
         if not printing:
             return original(*args, **kwargs)
         with torch._C._DisableTorchDispatch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class Unknown:
     reason: str
 
 
+_LOCK = threading.Lock()  # FakeTensorMode keeps state of its own
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -68,7 +70,7 @@ def _silence() -> Iterator[None]:
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on FakeTensors that look like `tensors`, its tensor arguments in order."""
     fakes: list[torch.Tensor] = []
-    with _silence(), _FAKE, torch._C._DisableFuncTorch():
+    with _LOCK, _silence(), _FAKE, torch._C._DisableFuncTorch():
         for t in tensors:
             # A written tensor keeps its identity, so that what the op returns can be told from a new one.
             fakes.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device))
@@ -82,7 +84,7 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
             out = op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
         except Exception as error:
             # Whatever FakeTensor refuses, ATen decides: it raises eager's error, or it knows better.
-            return Unknown(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return Unknown(_first_line(error))
     if any(tuple(f.shape) != s for f, s in zip(fakes, shapes, strict=True)):
         return Unknown("an out= argument is resized")
     fresh: list[Spec] = []
@@ -109,3 +111,56 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
     if any(s.device.type != t.device.type for s in fresh for t in tensors):
         return Unknown("it moves between devices")
     return Inferred(tuple(fresh), template, alias)
+
+
+SMALL = 2**16  # elements: a rehearsal costs next to nothing
+LARGE = 2**24  # elements: above, a rehearsal would cost too much
+_USUAL = ({torch.float32}, {torch.float64})
+
+
+def rehearse(
+    op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], inferred: Inferred
+) -> tuple[Inferred, str]:
+    """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
+
+    FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
+    Small calls and calls of unusual dtypes are rehearsed.
+
+    Returns:
+        What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
+    """
+    elements = sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
+    usual = {t.dtype for t in tensors} in _USUAL
+    if inferred.alias or not tensors or elements > (SMALL if usual else LARGE):
+        return inferred, ""
+    actors = iter([_zeros(t) for t in tensors])
+    cast: list[torch.Tensor] = []
+
+    def enter(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        cast.append(next(actors))
+        return cast[-1]
+
+    try:
+        with _LOCK, _silence():
+            out = op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+    except Exception as error:
+        return inferred, f"a rehearsal failed: {_first_line(error)}"
+    own = {id(t) for t in cast}
+    real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
+    if [(tuple(t.shape), t.dtype) for t in real] != [(s.shape, s.dtype) for s in inferred.fresh]:
+        return inferred, "a rehearsal returned other shapes than inferred"
+    specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
+    return Inferred(specs, inferred.template), ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _zeros(t: torch.Tensor) -> torch.Tensor:
+    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    flat = torch.zeros(reach, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
+    flat = flat.conj() if t.is_conj() else flat
+    return flat._neg_view() if t.is_neg() else flat

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import native, record, run, site
+from .buffers import LOCK
 from .config import Config
 from .events import LOG
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
@@ -58,7 +59,7 @@ class FrontDoor(TorchDispatchMode):
         kind = info.kind
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
-        with stream.lock:
+        with LOCK:
             if stream.unfinished is not None:
                 run.flush(stream, Reason("cut.full", "after an interrupt"))
             if kind is Kind.COMPUTE:
@@ -96,6 +97,8 @@ class FrontDoor(TorchDispatchMode):
                 if not drawn:
                     return self._compute(stream, stream.config.mode, info, args, kwargs)
             return native.draw(stream, info, args, kwargs)
+        if kind is Kind.CUSTOM:
+            return native.run_now(stream, info, args, kwargs, "a custom op may do more than compute")
         if kind is Kind.COMPOSITE:
             with self:
                 out = info.op.decompose(*args, **kwargs)
@@ -103,8 +106,8 @@ class FrontDoor(TorchDispatchMode):
                 return out
             return native.run_now(stream, info, args, kwargs, "its decomposition is not in Python's reach")
         if kind is Kind.METADATA:
-            if info.op._schema.name in ("aten::resize_", "aten::resize_as_"):
-                return native.run_at_once(stream, info, args, kwargs, Reason("sync.memory", "resize_"))
+            if "resize" in info.op._schema.name or info.op._schema.name == "aten::set_":
+                return native.change_storage(stream, info, args, kwargs)
             return info.op(*args, **kwargs)
         LOG.count(f"sync {info.op}")
         stream.spell.passed_sync()

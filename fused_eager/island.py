@@ -49,7 +49,7 @@ def to_home(t: torch.Tensor, result: Result) -> torch.Tensor:
     return t.as_strided(size, contiguous_strides(size), t.storage_offset())
 
 
-def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any], device: Any) -> None:
+def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None:
     """Run the nodes of an ATen region, reading and writing `values`.
 
     Raises:
@@ -77,14 +77,18 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     """Run one node through ATen."""
     tensors = []
     copies: dict[int, torch.Tensor] = {}
+    split = len(node.results) - len(node.targets)
+    writes = dict(zip(node.targets, node.results[split:], strict=True))
     for position, use in enumerate(node.uses):
-        home = as_home(values[use.vid])
-        if position in node.targets:
-            # One copy per value: an op may get two views of the memory that it writes.
-            if use.vid not in copies:
-                copies[use.vid] = home.clone()
-            home = copies[use.vid]
-        tensors.append(view(home, use.geometry))
+        result = writes.get(position)
+        if result is None:
+            tensors.append(view(as_home(values[use.vid]), use.geometry))
+            continue
+        # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
+        vid, geometry = (use.vid, use.geometry) if result.base is None else (result.base, result.geometry)
+        if vid not in copies:
+            copies[vid] = as_home(values[vid]).clone()
+        tensors.append(view(copies[vid], geometry))
 
     def fill(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
@@ -94,10 +98,8 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     out = node.op(*[map_leaves(fill, a) for a in node.args], **{k: map_leaves(fill, v) for k, v in node.kwargs.items()})
     written = {id(tensors[p]) for p in node.targets}
     fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
-    split = len(node.results) - len(node.targets)
     for result, t in zip(node.results[:split], fresh, strict=True):
         values[result.vid] = to_home(t, result)
-    for result, position in zip(node.results[split:], node.targets, strict=True):
-        copy = copies[node.uses[position].vid]
-        shape = result.home[1]
-        values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(shape)
+    for position, result in writes.items():
+        copy = copies[node.uses[position].vid if result.base is None else result.base]
+        values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(result.home[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -10,10 +11,12 @@ from . import plan
 from .bounded import Bounded
 from .buffers import Home
 from .compile import Executable, load_or_compile
+from .config import Config
+from .errors import IslandRefused
 from .events import LOG
 from .hotness import SKELETONS
 from .lower import NodeFailed
-from .plan import Plan
+from .plan import Plan, Region
 from .reasons import Reason
 from .site import Site, describe
 from .stream import Node, Stream
@@ -45,8 +48,6 @@ TEXTS: Bounded[int, tuple[RegionText, ...]] = Bounded(4096)
 _numbers = itertools.count()
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
-# Structures whose lowering asks for run-time checks.
-CHECKING: set[int] = set()
 
 
 def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
@@ -76,23 +77,20 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
     homes = _homes(stream)
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
-        checked = any(n.signature[0] in CHECKING or plan.may_check(n) for n in nodes)  # type: ignore[index]
+        checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
         made = plan.make_plan(
             nodes, live, frozenset() if checked else donatable, homes, islands, config.max_region, reason
         )
         if config.validates:
             plan.validate(made, nodes, live)
         try:
-            executables = tuple(
-                load_or_compile(nodes, r, homes, config.check_bounds, config.progress) if r.how == "xla" else None
-                for r in made.regions
-            )
+            executables = tuple([_executable(stream, r, homes) for r in made.regions])
         except NodeFailed as failed:
-            _make_island(nodes[failed.index], failed.reason)
+            _make_island(config, nodes[failed.index], failed.reason)
             continue
         if not checked:
             asking = [(r, c) for r, e in zip(made.regions, executables, strict=True) if e for c in e.checks]
-            CHECKING.update(nodes[r.nodes[c.node]].signature[0] for r, c in asking)  # type: ignore[index]
+            plan.CHECKING.update(nodes[r.nodes[c.node]].signature[0] for r, c in asking)  # type: ignore[index]
             if asking and donatable:
                 continue
         if config.log == "plans":
@@ -126,6 +124,26 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     return Ready(made, tuple(None for _ in made.regions), checked=False, number=_describe(made, nodes), compiled=False)
 
 
-def _make_island(node: Node, reason: str) -> None:
+def _executable(stream: Stream, region: Region, homes: dict[int, Home]) -> Executable | None:
+    """The executable of a region; None if ATen runs it, which is also what becomes of one that XLA cannot compile."""
+    if region.how != "xla":
+        return None
+    config = stream.config
+    try:
+        return load_or_compile(stream.nodes, region, homes, config.check_bounds, config.progress)
+    except NodeFailed:
+        raise
+    except Exception as error:
+        place = describe(stream.nodes[region.nodes[0]].place)
+        LOG.emit("compile-failed", ops=len(region.nodes), error=f"{type(error).__name__}: {error}", site=str(place))
+        return None
+
+
+def _make_island(config: Config, node: Node, reason: str) -> None:
+    place = describe(node.place)
+    if config.islands == "refuse":
+        raise IslandRefused(f"{node.op} would run natively at {place}: {reason}")
+    if config.islands == "warn":
+        warnings.warn(f"{node.op} runs natively at {place}: {reason}", stacklevel=2)
     ISLANDS[node.signature[0]] = reason  # type: ignore[index]
-    LOG.emit("island", op=str(node.op), reason=reason, site=str(describe(node.place)))
+    LOG.emit("island", op=str(node.op), reason=reason, site=str(place))

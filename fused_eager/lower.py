@@ -53,7 +53,10 @@ class Function:
             reads = []
             for use in node.uses:
                 if use not in views:
-                    views[use] = read(homes[use.vid], use.geometry)
+                    try:
+                        views[use] = read(homes[use.vid], use.geometry)
+                    except Exception as error:
+                        raise NodeFailed(i, f"a view cannot be lowered: {error}") from error
                 reads.append(views[use])
             self._node(i, node, reads, scalars, homes)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
 from . import buffers, run, site
 from .buffers import TABLE, storage_of
+from .config import Config
 from .errors import IslandRefused
 from .events import LOG
 from .island import view
@@ -49,12 +52,13 @@ def snapshot(item: NativeInput) -> None:
     item.storage, item.offset = storage_of(copy), 0
 
 
-def hand_over(stream: Stream, storage: torch.UntypedStorage) -> None:
+def hand_over(storage: torch.UntypedStorage) -> None:
     """A native storage is about to become pending: what reads its memory gets hold of it before the trap is armed."""
-    for item in stream.natives.pop(storage._cdata, {}).values():
-        if item.array is None and item.storage is storage:
-            with unobserved():
-                item.array = run.import_native(item)
+    for reader in list(STREAMS):
+        for item in reader.natives.pop(storage._cdata, {}).values():
+            if item.array is None:
+                with unobserved():
+                    item.array = run.import_native(item)
 
 
 def protect(storage: torch.UntypedStorage) -> None:
@@ -77,7 +81,7 @@ def settle(args: Any, reason: Reason) -> None:
     for t in leaves(args):
         if not isinstance(t, torch.Tensor):
             continue
-        if t.layout is not torch.strided:
+        if t.is_nested or t.layout is not torch.strided:
             run.settle_all(reason)  # its components are tensors that we do not see
             continue
         if not torch._C._has_storage(t):
@@ -121,9 +125,8 @@ def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
 def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
     """Run an op as an island at once, because it cannot be recorded; `why` says what stands in the way."""
     tensors = any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs]))
-    if tensors and stream.config.islands == "refuse":
-        raise IslandRefused(f"{info.op} would run natively at {site.describe(site.here())}: {why}")
     if tensors:
+        judge_island(stream.config, info, why)
         LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(site.here())))
     return run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
 
@@ -131,22 +134,51 @@ def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why
 def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an op that draws random numbers: now, natively, so that the generator advances as in eager.
 
-    In-place draws that do not look at the old values need none of them; factories need no values at all.
+    In-place draws that look at no tensor's values need none of them; `_like` factories need no values at all.
     """
-    if info.op._schema.name in DRAWS and len(info.written) == 1:
+    tensors = [t for t in leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+    if info.op._schema.name in DRAWS and len(tensors) == 1 and tensors[0] is args[0] and args[0].is_cpu:
         t = args[0]
-        b = TABLE.get(storage_of(t)._cdata)
-        if b is not None and t.numel() * t.dtype.itemsize == b.storage.nbytes() and t.is_contiguous():
-            # Everything is overwritten: the pending value is nobody's any more, its memory is free.
-            if run.BACKLOG.is_reading(b.cdata):
-                run.wait()
+        storage = storage_of(t)
+        b = TABLE.get(storage._cdata)
+        if b is not None and not b.born_native and t.is_contiguous() and t.nbytes == storage.nbytes():
+            # Everything is overwritten: drawn beside it, so that a draw that raises leaves the old value.
+            drawn = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+            info.op(drawn, *args[1:], **kwargs)
             stream.pending.pop(b.cdata, None)
             buffers.release(b)
+            storage._swap_data_ptr_(storage_of(drawn))
+            return t
     elif info.op._schema.name.endswith("_like") and not info.written:
         return info.op(*args, **kwargs)
     return run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op} draws random numbers"))
 
 
+def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run `resize_` or `set_` on finished values, and in memory that torch can resize."""
+    settle([args, kwargs], Reason("sync.memory", str(info.op)))
+    for t in _write_targets(info, args, kwargs):
+        storage = storage_of(t)
+        protect(storage)
+        if hasattr(storage, _OURS) and not storage.resizable() and "resize" in info.op._schema.name:
+            own = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            if storage.nbytes():
+                own.copy_(buffers.alias(storage, 0, (torch.uint8, (storage.nbytes(),))))
+            storage._swap_data_ptr_(storage_of(own))
+    return info.op(*args, **kwargs)
+
+
+def judge_island(config: Config, info: OpInfo, why: str) -> None:
+    """What the option `islands` says about an op that runs natively: refuse it, or say so once."""
+    place = site.describe(site.here())
+    if config.islands == "refuse":
+        raise IslandRefused(f"{info.op} would run natively at {place}: {why}")
+    if config.islands == "warn" and info.op not in _told:
+        _told.add(info.op)
+        warnings.warn(f"{info.op} runs natively at {place}: {why}", stacklevel=2)
+
+
+_told: set[OpOverload] = set()
 DRAWS = frozenset(
     f"aten::{name}"
     for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_")

@@ -21,6 +21,7 @@ class Kind(Enum):
     RANDOM = "random"  # draws from torch's generator: in program order, natively
     VALUES = "values"  # returns numbers, or shapes that depend on them: a sync point
     COMPOSITE = "composite"  # its own decomposition is recorded instead
+    CUSTOM = "custom"  # somebody's own op: it may do more than compute, so it runs at once
     COMPUTE = "compute"  # recorded
 
 
@@ -97,8 +98,15 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.VIEW
     if torch.Tag.inplace_view in tags:
         return Kind.METADATA
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    if composite and rule_for(op) is None:
+        return Kind.COMPOSITE
     if op.is_view or str(op) in ALIASES:
         return Kind.VIEW
+    if op.namespace not in ("aten", "prims") and rule_for(op) is None:
+        return Kind.CUSTOM
+    if any("Tensor" not in str(r.type) for r in op._schema.returns):
+        return Kind.VALUES
     if op.namespace == "aten" and packet in ALLOCATORS and not op._schema.is_mutable:
         return Kind.ALLOCATE
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and rule_for(op) is None):
@@ -106,9 +114,6 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.VALUES
     if torch.Tag.nondeterministic_seeded in tags:
         return Kind.RANDOM
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    if composite and rule_for(op) is None:
-        return Kind.COMPOSITE
     return Kind.COMPUTE
 
 

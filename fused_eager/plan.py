@@ -27,6 +27,8 @@ from .stream import Node
 
 # Their result may be unused, but an index out of range has to raise all the same.
 _CHECKED = (OpClass.GATHER, OpClass.SCATTER)
+# Further calls, by structure number, whose lowering turned out to ask for checks.
+CHECKING: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def make_plan(
 def may_check(node: Node) -> bool:
     """Whether a node's lowering may ask for a run-time check."""
     rule = None if node.twin is None else rule_for(node.twin)
-    return rule is not None and rule.cls in _CHECKED
+    return node.signature[0] in CHECKING or (rule is not None and rule.cls in _CHECKED)  # type: ignore[index]
 
 
 def _operands(node: Node) -> list[int]:

@@ -25,7 +25,7 @@ def unobserved() -> Iterator[None]:
     """
     _thread.depth = getattr(_thread, "depth", 0) + 1
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():
             if torch._C._len_torch_dispatch_stack():
                 with _disable_current_modes():
                     yield

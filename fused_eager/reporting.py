@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from dataclasses import dataclass
 
 from .events import LOG
@@ -39,20 +38,16 @@ class Report:
 
 def report() -> Report:
     """The report of this process so far."""
-    flushes: collections.Counter[str] = collections.Counter()
-    ops = regions = 0
-    for e in LOG.of("flush"):
-        flushes[e.data["reason"]] += 1
-        ops += e.data["ops"]
-        regions += e.data["regions"]
+    prefix = "flush for "
+    flushes = {kind.removeprefix(prefix): n for kind, n in LOG.counts.items() if kind.startswith(prefix)}
     compiles = LOG.of("compile")
     islands = {e.data["op"]: f"{e.data['reason']} ({e.data['site']})" for e in LOG.of("island")}
     return Report(
-        ops,
-        regions,
+        int(LOG.totals["flush ops"]),
+        int(LOG.totals["flush regions"]),
         LOG.counts["compile"],
-        sum(e.data["seconds"] for e in compiles),
-        dict(flushes),
+        LOG.totals["compile seconds"],
+        flushes,
         islands,
         tuple(e.data["region"] for e in compiles),
     )

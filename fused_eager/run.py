@@ -8,6 +8,8 @@ given away that would be needed to undo.
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,6 +42,7 @@ class Execution:
         self.nodes = stream.nodes
         self.reason = reason
         self.next = 0
+        self.error: Exception | None = None
         self.assigned = assigned
         self.values: dict[int, Any] = {}
         BACKLOG.serial += 1
@@ -50,7 +53,7 @@ class Execution:
             self.values[item.vid] = item.array
             if isinstance(item, DeviceInput):
                 # Once bound, this memory is open to native writes; they wait as for any other.
-                self.launch.reading[item.cdata] = None
+                self.launch.reading[item.buffer.cdata] = None
             if isinstance(item, NativeInput):
                 self.launch.reading[item.storage._cdata] = item.storage
                 if item.array is None:
@@ -62,19 +65,28 @@ class Execution:
         while self.next < len(plan.regions):
             region = plan.regions[self.next]
             executable = self.ready.executables[self.next]
-            if executable is None:
-                run_nodes(self.nodes, region, self.values, host_device())
-            else:
-                self._xla(region, executable)
+            if all(v in self.values for v in region.inputs):
+                try:
+                    if executable is None:
+                        run_nodes(self.nodes, region, self.values)
+                    else:
+                        self._xla(region, executable)
+                except Exception as error:
+                    # What does not depend on the failure goes on; the first one is raised at the end.
+                    self.error = self.error or error
             for vid in plan.drops[self.next]:
                 self.values.pop(vid, None)
             self.next += 1
+        if self.error is not None:
+            raise self.error
 
     def _xla(self, region: Region, executable: Executable) -> None:
         args = [as_array(self.values[v]) for v in region.inputs]
         scalars = [s for i in region.nodes for s in self.nodes[i].scalars]
         floats = [s for s in scalars if type(s) is float]
         ints = [s for s in scalars if type(s) is int]
+        if any(args[p].is_deleted() for p in region.donated):
+            raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
         outputs, flags = executable.call(*args, _vector(floats, torch.float64), _vector(ints, torch.int64))
         self.values.update(zip(region.outputs, outputs, strict=True))
         self.launch.tokens.append(flags)
@@ -103,6 +115,9 @@ def as_array(value: Any) -> jax.Array:
     return buffers.to_array(value, host_device()) if isinstance(value, torch.Tensor) else value
 
 
+UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
+
+
 def flush(stream: Stream, reason: Reason) -> None:
     """Run everything that is pending in a stream, without waiting for it.
 
@@ -110,12 +125,12 @@ def flush(stream: Stream, reason: Reason) -> None:
         Exception: what an op raised that ran natively, with eager's type; tensors that depended on it are lost and
             say so, all others are valid.
     """
-    with stream.lock, unobserved():
+    with LOCK, unobserved():
         if stream.unfinished is not None:
             _finish(stream)
         if stream.nodes:
+            # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
             stream.unfinished = _prepare(stream, reason)
-            stream.reset()
             _finish(stream)
         elif stream.inputs:
             stream.reset()
@@ -125,25 +140,25 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     buffers.sweep()
     live: set[int] = set()
     assigned: list[tuple[Buffer, int]] = []
+    held = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
     for cdata, b in list(stream.pending.items()):
-        if not b.is_alive():
-            if TABLE.get(cdata) is b:
-                del TABLE[cdata]
-            continue
-        live.add(b.vid)
-        if b.stream is stream:
+        if b.is_alive(held[cdata]):
+            live.add(b.vid)
             assigned.append((b, b.vid))
-    overwritten = {b.cdata for b, _ in assigned}
+        elif TABLE.get(cdata) is b:
+            del TABLE[cdata]
     donatable = set()
     for i in stream.inputs:
         if isinstance(i, NativeInput):
-            if i.storage._cdata in overwritten:
+            if i.storage._cdata in stream.pending:
                 donatable.add(i.vid)
-        elif i.vid not in live:
+        elif i.buffer.array is i.array and TABLE.get(i.buffer.cdata) is i.buffer and i.buffer.is_alive():
+            live.add(i.vid)
+        elif not any(s is not stream and s.reads.get(i.buffer.cdata) is not None for s in list(STREAMS)):
             donatable.add(i.vid)
     ready = load(stream, frozenset(live), frozenset(donatable), reason)
-    if donatable and not ready.checked and BACKLOG.runs:
-        # From here on memory is reused in place, so what came before has to be known to be right.
+    if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
+        # Where memory is reused in place, what came before has to be known to be right.
         verify()
     LOG.emit(
         "flush",
@@ -159,6 +174,8 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
 def _finish(stream: Stream) -> None:
     execution = stream.unfinished
     assert execution is not None
+    if stream.nodes is execution.nodes:
+        stream.reset()
     try:
         execution.advance()
     except Exception as error:
@@ -215,7 +232,7 @@ def settle(b: Buffer, reason: Reason) -> None:
         flush(b.stream, reason)
     for stream in list(STREAMS):
         # Pending reads of this value hold the memory that is about to be opened for writing.
-        if stream.pending.get(b.cdata) is b:
+        if b.cdata in stream.reads:
             flush(stream, reason)
     with LOCK:
         if b.error is None and b.array is not None:
@@ -233,17 +250,28 @@ def settle(b: Buffer, reason: Reason) -> None:
 def settle_all(reason: Reason, only: Stream | None = None) -> None:
     """Bind every buffer that lives, of all streams or without those pending in others than `only`.
 
-    A lost one stays lost; its own reader is told.
+    Raises:
+        Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
+    errors: list[Exception] = []
+
+    def attempt(step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception as error:
+            errors.append(error)
+
     for b in list(TABLE.values()):
         if b.stream is not None and only in (None, b.stream):
-            flush(b.stream, reason)
+            attempt(flush, b.stream, reason)
     buffers.sweep()
-    verify()
+    attempt(verify)
     for b in list(TABLE.values()):
         if b.error is None and b.stream is None:
-            settle(b, reason)
+            attempt(settle, b, reason)
     wait()
+    if errors:
+        raise errors[0]
 
 
 __all__ = ["BACKLOG", "flush", "host_device", "lost", "settle", "settle_all", "verify", "wait"]

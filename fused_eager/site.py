@@ -10,7 +10,7 @@ from types import CodeType
 import torch
 
 _INTERNAL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")
-_is_internal: dict[CodeType, bool] = {}
+_is_internal: dict[str, bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ def here() -> tuple[CodeType, int] | None:
     known = _is_internal
     while frame is not None:
         code = frame.f_code
-        internal = known.get(code)
+        file = code.co_filename
+        internal = known.get(file)
         if internal is None:
-            internal = known[code] = code.co_filename.startswith(_INTERNAL)
+            internal = known[file] = file.startswith(_INTERNAL)
         if not internal:
             return code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]

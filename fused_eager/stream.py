@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -126,11 +125,11 @@ class NativeInput:
 class DeviceInput:
     """A value that an earlier flush left on the device; `origin` is (run, value number) of its making."""
 
-    __slots__ = ("array", "cdata", "home", "origin", "vid")
+    __slots__ = ("array", "buffer", "home", "origin", "vid")
     kind = "device"
 
-    def __init__(self, vid: int, home: Home, cdata: int, array: jax.Array, origin: tuple[int, int] | None):
-        self.cdata = cdata  # address of the storage that it belongs to
+    def __init__(self, vid: int, home: Home, buffer: Buffer, array: jax.Array, origin: tuple[int, int] | None):
+        self.buffer = buffer
         self.vid = vid
         self.home = home
         self.array = array
@@ -155,9 +154,9 @@ class Stream:
     epoch: int = 0
     pending: dict[int, Buffer] = field(default_factory=dict)  # by storage address
     natives: dict[int, dict[Hashable, NativeInput]] = field(default_factory=dict)
+    reads: dict[int, DeviceInput] = field(default_factory=dict)
     unfinished: Execution | None = None
     spell: Spell = field(default_factory=Spell)
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -174,5 +173,6 @@ class Stream:
         self.inputs = []
         self.pending = {}
         self.natives = {}
+        self.reads = {}
         self.vids = 0
         self.epoch += 1

@@ -85,17 +85,19 @@ def verify() -> None:
         IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
     """
     with LOCK:
-        runs, BACKLOG.runs = BACKLOG.runs, []
-        for k, run in enumerate(runs):
+        errors: list[Exception] = []
+        for k, run in enumerate(BACKLOG.runs):
             for region, flags, checks in run.flags:
                 failed = np.asarray(flags)
                 bad = [(c, int(failed[row, 1])) for row, c in enumerate(checks) if failed[row, 0]]
-                if bad:
-                    first, value = min(bad, key=lambda item: item[0].node)
-                    index = region.nodes[first.node]
-                    error = _error(run.nodes[index], first, value)
-                    _taint(runs[k:], index, error)
-                    raise error
+                for check, value in sorted(bad, key=lambda item: item[0].node):
+                    index = region.nodes[check.node]
+                    errors.append(_error(run.nodes[index], check, value))
+                    _taint(BACKLOG.runs[k:], index, errors[-1])
+        # Only now: an interrupt while we waited must not lose a check.
+        BACKLOG.runs = []
+        if errors:
+            raise errors[0]
 
 
 def _error(node: Node, check: RunCheck, value: int) -> Exception:

@@ -140,4 +140,6 @@ def hoisted_names(op: OpOverload) -> frozenset[str]:
         return frozenset()
     # A number in the place of a tensor (`x * 0.5` is `mul.Tensor`) is a number all the same.
     scalars = {a.name for a in op._schema.arguments if str(a.type).count("number") or str(a.type).count("Tensor")}
+    if found.cls is OpClass.FACTORY:
+        scalars &= {"fill_value", "value", "s"}  # the other numbers of a factory decide its shape
     return frozenset(scalars - found.keep | found.hoist)

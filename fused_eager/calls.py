@@ -1,0 +1,201 @@
+"""Calls: an ATen call taken apart, and everything that its structure alone decides, worked out once.
+
+The structure is the overload, the arguments that are part of the computation, and the tensors' sizes, strides and
+dtypes. Tensors themselves and hoisted numbers are not part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Parameter
+
+from fused_eager.fusion_rules.geometry import Geometry, home_shape, is_dense, overlaps_itself
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
+
+from .bounded import Bounded
+from .buffers import Home
+from .infer import Unknown, infer, rehearse
+from .opinfo import HIDDEN_WRITES, OpInfo
+from .stream import Hole, Ref
+
+Tensor = torch.Tensor
+STRIDED = torch.strided
+TINY = 1  # elements; such work is done by ATen before XLA would have been asked
+_INT64 = range(-(2**63), 2**63)
+
+
+class View(NamedTuple):
+    """How a tensor argument of given size, strides and dtype is seen: `geometry` at offset 0, and the block it touches.
+
+    `block` is the home of native memory read through it, and of a value that it overwrites whole; `covered` are the
+    bytes of the storage that it then has to have (-1: it has gaps, so it never overwrites all).
+    """
+
+    geometry: Geometry
+    block: Home
+    itemsize: int
+    covered: int
+    spec: Spec
+
+
+class Output(NamedTuple):
+    """A new output: what to allocate, and the value that will fill it."""
+
+    spec: Spec
+    geometry: Geometry
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything about a call that its structure decides: remembered per (op, structural arguments, tensor specs)."""
+
+    template: Any  # what is returned, with Fresh and Same leaves
+    args: Any  # templates with Ref and Hole leaves
+    kwargs: dict[str, Any]
+    views: tuple[View, ...]
+    outputs: tuple[Output, ...]
+    written: tuple[int, ...]  # positions among the tensor arguments, in schema order
+    overlapping: bool  # a written tensor overlaps itself
+    alias: bool
+    tiny: bool
+    doubt: str  # why its first run has to be ATen's: there is no lowering, or shape inference cannot be trusted
+    structure: int  # a number that stands for the memo key in node signatures
+
+
+CALLS: Bounded[Hashable, Call | Unknown] = Bounded(65_536)
+_structures = itertools.count()
+
+
+def _freeze(value: Any) -> Hashable:
+    """A structural argument as a key. Floats by their bits: 0.0 and -0.0, 1 and 1.0 and True are different calls."""
+    kind = type(value)
+    if kind is float:
+        return kind, value.hex()
+    if kind is bool:
+        return kind, value
+    if kind is complex:
+        return kind, value.real.hex(), value.imag.hex()
+    return value
+
+
+class Foreign(Exception):
+    """An argument that is not an ordinary tensor on the host; the text says what it is."""
+
+
+def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
+    """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
+    kind = type(a)
+    if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
+        if not a.is_cpu or a.layout is not STRIDED or a.is_nested:
+            raise Foreign(f"a tensor is {a.layout} on {a.device}")
+        tensors.append(a)
+        key += (a.shape, a.stride(), a.dtype)
+        if a.is_neg() or a.is_conj():
+            key.append((a.is_neg(), a.is_conj()))
+    elif hoist and (kind is float or (kind is int and a in _INT64)):
+        scalars.append(a)
+        key.append(kind)
+    elif kind is list or kind is tuple:
+        key.append(len(a))
+        for x in a:
+            take(x, hoist, key, tensors, scalars)
+    else:
+        key.append(a if kind is int or a is None else _freeze(a))
+
+
+def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments with `Ref` for tensors and `Hole` for hoisted numbers, numbered as `_take` takes them."""
+    refs = holes = 0
+
+    def leaf(hoist: bool) -> Any:
+        def take(a: Any) -> Any:
+            nonlocal refs, holes
+            kind = type(a)
+            if isinstance(a, Tensor):
+                refs += 1
+                return Ref(refs - 1)
+            if hoist and (kind is float or (kind is int and a in _INT64)):
+                holes += 1
+                return Hole(holes - 1, kind)
+            return a
+
+        return take
+
+    done = [map_leaves(leaf(i in info.hoisted), a) for i, a in enumerate(args)]
+    named = {n: map_leaves(leaf(info.names.index(n) in info.hoisted), kwargs[n]) for n in sorted(kwargs)}
+    return done, named
+
+
+def _written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Which tensor arguments the call writes, as positions among its tensors."""
+    hidden = HIDDEN_WRITES.get(str(info.op))
+    if hidden is not None:
+        flag = info.names.index(hidden[1])
+        if not (args[flag] if flag < len(args) else kwargs.get(hidden[1], False)):
+            return ()
+    positions: dict[int, list[int]] = {}
+    counter = 0
+    for i, value in [*enumerate(args), *((info.names.index(n), kwargs[n]) for n in sorted(kwargs))]:
+        count = sum(isinstance(leaf, Tensor) for leaf in leaves([value]))
+        positions[i] = list(range(counter, counter + count))
+        counter += count
+    return tuple(p for i in info.written for p in positions.get(i, []))
+
+
+def _view(t: Tensor) -> View:
+    """A view of native memory becomes an input that is just the block it touches, from its first element on.
+
+    So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
+    """
+    size, stride, dtype = tuple(t.shape), t.stride(), t.dtype
+    spec = Spec(size, dtype, stride, t.device)
+    dense = is_dense(size, stride)
+    if dense:
+        block = home_shape(spec)
+    else:
+        block = (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0,)
+    geometry = Geometry(size, stride, 0, dtype, dtype.is_complex and t.is_conj(), t.is_neg())
+    return View(geometry, (dtype, block), dtype.itemsize, spec.nbytes if dense else -1, spec)
+
+
+def _output(spec: Spec) -> Output:
+    home: Home = (spec.dtype, home_shape(spec))
+    if not is_dense(spec.shape, spec.strides):
+        reach = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+        home = (spec.dtype, (reach,))
+    return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home)
+
+
+def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Call | Unknown:
+    unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
+    inferred = Unknown(f"XLA has no {unfit[0]}") if unfit else infer(info.op, args, kwargs, tensors)
+    if not isinstance(inferred, Unknown) and any(s.device.type != "cpu" for s in inferred.fresh):
+        inferred = Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
+    if isinstance(inferred, Unknown):
+        CALLS[key] = inferred
+        return inferred
+    inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
+    written = _written(info, args, kwargs)
+    done, named = _templates(info, args, kwargs)
+    call = Call(
+        inferred.template,
+        done,
+        named,
+        tuple(_view(t) for t in tensors),
+        tuple(_output(s) for s in inferred.fresh),
+        written,
+        any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in written),
+        inferred.alias,
+        all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
+        info.island or doubt,
+        next(_structures),
+    )
+    CALLS[key] = call
+    return call
