@@ -1,0 +1,175 @@
+"""Special functions: error functions, gamma and its relatives, zeta, entropies, i0 and i1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy import special as scipy_special
+
+from .elementwise import as_array, copysign, enter_binary, enter_unary, isnan, together, where
+from .lowering import Context
+from .rule import OpClass, Promote, rule
+from .special_tables import ERFCX
+
+
+def chebyshev(y: Any, coefficients: tuple[float, ...]) -> Any:
+    """A Chebyshev series by Clenshaw's scheme, Cephes' way: `y` is twice the argument, the last coefficient halved."""
+    older = newer = jnp.zeros_like(y)
+    newest = jnp.full_like(y, coefficients[0])
+    for c in coefficients[1:]:
+        older, newer = newer, newest
+        newest = y * newer - older + as_array(c, y.dtype)
+    return as_array(0.5, y.dtype) * (newest - older)
+
+
+def erfcx(x: Any) -> Any:
+    """`exp(x*x) * erfc(x)`."""
+    size = lax.abs(x)
+    t = 2 / (2 + size)
+    right = t * lax.exp(chebyshev(4 * t - 2, ERFCX))
+    # Left of zero: 2 exp(x*x) less the mirror image. To the right the square would overflow for nothing.
+    square = where(x < 0, x * x, 0)
+    return where(x < 0, 2 * lax.exp(square) - right, right)
+
+
+def _log_ndtr(x: Any) -> Any:
+    scaled = x * as_array(math.sqrt(0.5), x.dtype)
+    half = as_array(0.5, x.dtype)
+    left = lax.log(erfcx(where(x < -1, -scaled, 0)) * half) - scaled * scaled
+    return where(x < -1, left, lax.log1p(-lax.erfc(scaled) * half))
+
+
+def _entr(x: Any) -> Any:
+    inside = -x * lax.log(where(x > 0, x, 1))
+    return where(x > 0, inside, where(x == 0, 0, where(isnan(x), x, -np.inf)))
+
+
+def _digamma(x: Any) -> Any:
+    return where(x == 0, copysign(jnp.full_like(x, np.inf), -x), lax.digamma(x))
+
+
+def _i0(x: Any) -> Any:
+    return lax.exp(lax.abs(x)) * lax.bessel_i0e(x)
+
+
+def _i1(x: Any) -> Any:
+    return lax.exp(lax.abs(x)) * lax.bessel_i1e(x)
+
+
+enter_unary(
+    {
+        "digamma": _digamma,
+        "erf": lax.erf,
+        "erfc": lax.erfc,
+        "erfinv": lax.erf_inv,
+        "i0": _i0,
+        "lgamma": lax.lgamma,
+        "special_entr": _entr,
+        "special_erfcx": erfcx,
+        "special_i0e": lax.bessel_i0e,
+        "special_i1": _i1,
+        "special_i1e": lax.bessel_i1e,
+        "special_log_ndtr": _log_ndtr,
+        "special_modified_bessel_i0": _i0,
+        "special_modified_bessel_i1": _i1,
+        "special_ndtri": scipy_special.ndtri,
+    },
+    Promote.INT_TO_FLOAT,
+)
+
+
+# Denominators (2k)! / B_2k of the Euler-Maclaurin corrections.
+_BERNOULLI = tuple(
+    math.factorial(2 * k) / b
+    for k, b in enumerate(
+        (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330), 1
+    )
+)
+
+
+def zeta(x: Any, q: Any) -> Any:
+    """Hurwitz's zeta, the sum of (q + k)^-x: terms until q + k > 9, then Euler and Maclaurin. In float64, as ATen.
+
+    XLA's own adds nine terms whatever `q` is, which leaves nothing right below q = -9.
+    """
+    dtype = x.dtype
+    x, q = (v.astype(np.float64) for v in together(x, q))
+    whole = q == lax.floor(q)
+    # What has no sum is answered below; from 10 on it would not loop.
+    answered = (x <= 1) | ((q <= 0) & (whole | (x != lax.floor(x))))
+    first = where(answered, 10, q)
+    start = lax.pow(first, -x)
+
+    def going(state: tuple[Any, ...]) -> Any:
+        i, a, *_ = state
+        return (i < 9) | (a <= 9).any()
+
+    def turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        i, a, term, total = state
+        active = (i < 9) | (a <= 9)
+        a = where(active, a + 1, a)
+        term = where(active, lax.pow(a, -x), term)
+        return i + 1, a, term, where(active, total + term, total)
+
+    _, a, term, total = lax.while_loop(going, turn, (jnp.zeros((), jnp.int64), first, jnp.zeros_like(q), start))
+    tail = term * a / (x - 1) - term / 2
+    rising, falling = x, term / a
+    for k, denominator in enumerate(_BERNOULLI):
+        tail = tail + rising * falling / denominator
+        rising = rising * (x + (2 * k + 1)) * (x + (2 * k + 2))
+        falling = falling / (a * a)
+    total = where(lax.abs(term) < 1.11e-16 * lax.abs(total), total, total + tail)
+    pole = where(whole, np.inf, where(x != lax.floor(x), np.nan, total))
+    total = where(q <= 0, pole, total)
+    return where(x == 1, np.inf, where(x < 1, np.nan, total)).astype(dtype)
+
+
+def _trigamma(x: Any) -> Any:
+    mirrored = x < 0.5
+    sine = lax.sin(x * as_array(math.pi, x.dtype))
+    z, total = where(mirrored, 1 - x, x), jnp.zeros_like(x)
+    for _ in range(6):
+        total = total + 1 / (z * z)
+        z = z + 1
+    square = 1 / (z * z)
+    sixth, thirtieth, last = (as_array(1 / n, x.dtype) for n in (6, 30, 42))
+    total = total + (1 + 1 / (2 * z) + square * (sixth - square * (thirtieth - square * last))) / z
+    return where(mirrored, as_array(math.pi**2, x.dtype) / (sine * sine) - total, total)
+
+
+@rule("polygamma.default", OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)
+def polygamma(cx: Context, n: int, self: Any) -> Any:
+    if n == 0:
+        return _digamma(self)
+    if n == 1:
+        return _trigamma(self)
+    return (-1) ** (n + 1) * math.factorial(n) * zeta(jnp.full(self.shape, n + 1.0), self.astype(np.float64))
+
+
+def _times_log(log: Any) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        dtype = next(v.dtype for v in (x, y) if hasattr(v, "dtype"))
+        x, y = together(as_array(x, dtype), as_array(y, dtype))
+        return where((x == 0) & ~isnan(y), 0, x * log(y))
+
+    return function
+
+
+def _both(function: Any) -> Any:
+    def broadcast(x: Any, y: Any) -> Any:
+        dtype = next(v.dtype for v in (x, y) if hasattr(v, "dtype"))
+        return function(*together(as_array(x, dtype), as_array(y, dtype)))
+
+    return broadcast
+
+
+enter_binary({"xlogy": _times_log(lax.log)}, Promote.INT_TO_FLOAT, ("Tensor", "Scalar_Other", "Scalar_Self"))
+enter_binary(
+    {"special_xlog1py": _times_log(lax.log1p), "special_zeta": _both(zeta)},
+    Promote.INT_TO_FLOAT,
+    ("default", "other_scalar", "self_scalar"),
+)
