@@ -9,7 +9,6 @@ natively at once, as in eager, and one stream is recorded now and then to see wh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -25,13 +24,14 @@ SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each ti
 class Skeletons:
     """What has been seen of each skeleton (a tuple of op numbers)."""
 
-    variants: Counter[Hashable] = field(default_factory=Counter)
+    variants: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
 
     def is_hot(self, skeleton: Hashable, signature: Hashable) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting."""
-        if self.variants[skeleton] < VARIANTS:
-            self.variants[skeleton] += 1
+        seen = self.variants.get(skeleton, 0)
+        if seen < VARIANTS:
+            self.variants[skeleton] = seen + 1
             return True
         self.sightings[signature] = self.sightings.get(signature, 0) + 1
         if self.sightings[signature] < SIGHTINGS:

@@ -18,7 +18,7 @@ from . import buffers
 from .events import LOG
 from .plan import Region
 from .site import describe
-from .stream import Hole, Node, Ref, Result
+from .stream import Hole, Node, Ref, Result, Use
 
 
 def as_home(value: Any) -> torch.Tensor:
@@ -73,6 +73,11 @@ def annotated(error: Exception, node: Node) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {text}")
 
 
+def _resolved(node: Node, use: Use) -> Geometry:
+    """The geometry of a use, with the offset that this round has."""
+    return use.geometry if use.start is None else use.geometry._replace(offset=int(node.scalars[use.start]))
+
+
 def run_node(node: Node, values: dict[int, Any]) -> None:
     """Run one node through ATen."""
     tensors = []
@@ -82,10 +87,10 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     for position, use in enumerate(node.uses):
         result = writes.get(position)
         if result is None:
-            tensors.append(view(as_home(values[use.vid]), use.geometry))
+            tensors.append(view(as_home(values[use.vid]), _resolved(node, use)))
             continue
         # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
-        vid, geometry = (use.vid, use.geometry) if result.base is None else (result.base, result.geometry)
+        vid, geometry = (use.vid, _resolved(node, use)) if result.base is None else (result.base, result.geometry)
         if vid not in copies:
             copies[vid] = as_home(values[vid]).clone()
         tensors.append(view(copies[vid], geometry))

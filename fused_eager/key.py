@@ -21,7 +21,7 @@ def identity(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], f
     body = []
     for i in region.nodes:
         node = nodes[i]
-        uses = tuple([(local[u.vid], u.geometry) for u in node.uses])
+        uses = tuple([(local[u.vid], *u[1:]) for u in node.uses])
         results = []
         for r in node.results:
             results.append((r.home, r.geometry, None if r.base is None else local[r.base]))

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fused_eager.fusion_rules.geometry import Geometry, read, write
+from fused_eager.fusion_rules.geometry import read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, lower, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .plan import Region
-from .stream import Hole, Node, Ref
+from .stream import Hole, Node, Ref, Use
 
 
 class NodeFailed(Exception):
@@ -44,7 +44,7 @@ class Function:
         self.checks.clear()
         *inputs, floats, ints = arrays
         homes: dict[int, jax.Array] = dict(zip(self.region.inputs, inputs, strict=True))
-        views: dict[tuple[int, Geometry], jax.Array] = {}
+        views: dict[Use, jax.Array] = {}
         numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
         source = {float: floats, int: ints}
         for i in self.region.nodes:
@@ -52,12 +52,15 @@ class Function:
             scalars = [Hoisted(source[type(s)][next(numbers[type(s)])], type(s)) for s in node.scalars]
             reads = []
             for use in node.uses:
-                if use not in views:
-                    try:
-                        views[use] = read(homes[use.vid], use.geometry)
-                    except Exception as error:
-                        raise NodeFailed(i, f"a view cannot be lowered: {error}") from error
-                reads.append(views[use])
+                if use.start is None and use in views:
+                    reads.append(views[use])
+                    continue
+                try:
+                    reads.append(_read(homes[use.vid], use, scalars))
+                except Exception as error:
+                    raise NodeFailed(i, f"a view cannot be lowered: {error}") from error
+                if use.start is None:
+                    views[use] = reads[-1]
             self._node(i, node, reads, scalars, homes)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
@@ -87,3 +90,10 @@ class Function:
             dtype, shape = result.home
             home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
             homes[result.vid] = write(home, result.geometry, value)
+
+
+def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
+    if use.start is None:
+        return read(home, use.geometry)
+    flat = reinterpret(home.reshape(-1), use.geometry.dtype)
+    return read(jax.lax.dynamic_slice(flat, (scalars[use.start].value,), (use.extent,)), use.geometry)

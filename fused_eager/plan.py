@@ -200,11 +200,20 @@ def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
     if not nx.is_directed_acyclic_graph(graph) or any(a >= b for a, b in graph.edges):
         raise ValidationError(f"regions wait for later ones: {[e for e in graph.edges if e[0] >= e[1]]}")
     seen: set[int] = set()
-    for r in plan.regions:
+    made = {r.vid for n in nodes for r in n.results}
+    for g, r in enumerate(plan.regions):
         if seen & set(r.nodes):
             raise ValidationError(f"nodes {sorted(seen & set(r.nodes))} are in two regions")
         seen |= set(r.nodes)
-    made = {r.vid for n in nodes for r in n.results}
+        there = set(r.inputs)
+        for i in r.nodes:
+            if absent := set(_operands(nodes[i])) - there:
+                raise ValidationError(f"node {i} of region {g} needs values {sorted(absent)} before they are there")
+            there.update(result.vid for result in nodes[i].results)
+        if absent := set(r.outputs) - there:
+            raise ValidationError(f"region {g} hands out values {sorted(absent)}, which it does not have")
+        if absent := (set(r.inputs) & made) - set(maker):
+            raise ValidationError(f"region {g} waits for values {sorted(absent)}, which no region hands out")
     missing = (live & made) - set(maker)
     if missing:
         raise ValidationError(f"values {sorted(missing)} are live, but no region hands them out")

@@ -24,13 +24,17 @@ from .stream import DeviceInput, NativeInput, Node, Result, Stream, Use
 Tensor = torch.Tensor
 
 
-def _position(stream: Stream, t: Tensor, view: View) -> tuple[int, int]:
-    """The number of the value that a tensor's storage holds now (an input, if need be), and the offset in it."""
+def _position(stream: Stream, t: Tensor, view: View) -> tuple[int, int, bool]:
+    """The value that a tensor's storage holds now (an input, if need be), the offset in it, and whether it moves.
+
+    A gapless part of a value may begin elsewhere in the next round (`x[i]`): its offset is then a number like others.
+    """
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
     if buffer is None:
-        return _native_input(stream, storage, view.block, t.storage_offset() * view.itemsize), 0
-    return (buffer.vid if buffer.stream is stream else _current(stream, buffer)), t.storage_offset()
+        return _native_input(stream, storage, view.block, t.storage_offset() * view.itemsize), 0, False
+    vid = buffer.vid if buffer.stream is stream else _current(stream, buffer)
+    return vid, t.storage_offset(), 0 <= view.covered < storage.nbytes()
 
 
 def _current(stream: Stream, buffer: Buffer) -> int:
@@ -236,10 +240,15 @@ def _append(
     for i in call.written:
         _forgive(info, tensors[i], call.views[i])
     for t, view in zip(tensors, call.views, strict=True):
-        vid, offset = _position(stream, t, view)
-        signature += (vid, offset)
+        vid, offset, moves = _position(stream, t, view)
         geometry = view.geometry
-        uses.append(Use(vid, geometry if offset == 0 else geometry._replace(offset=offset)))
+        if moves:
+            uses.append(Use(vid, geometry, len(scalars), view.covered // view.itemsize))
+            scalars.append(offset)
+            offset = -1
+        else:
+            uses.append(Use(vid, geometry if offset == 0 else geometry._replace(offset=offset)))
+        signature += (vid, offset)
     fresh: list[Tensor] = []
     results: list[Result] = []
     for output in call.outputs:

@@ -40,10 +40,16 @@ class Hole:
 
 
 class Use(NamedTuple):
-    """A read: the view `geometry` of the value `vid`."""
+    """A read: the view `geometry` of the value `vid`.
+
+    With `start`, the view lies in a block of `extent` elements that begins where the node's scalar number `start`
+    says: a slice that moves from round to round is one computation.
+    """
 
     vid: int
     geometry: Geometry
+    start: int | None = None
+    extent: int = 0
 
 
 class Result(NamedTuple):
