@@ -247,10 +247,11 @@ def masked_scatter(cx: Context, self: Any, mask: Any, source: Any) -> Any:
 @rule("masked_scatter_backward.default", OpClass.SCATTER)
 def masked_scatter_backward(cx: Context, grad_output: Any, mask: Any, sizes: Sequence[int]) -> Any:
     n = math.prod(sizes)
-    mask = spread(mask, tuple(grad_output.shape))
+    mask = spread(mask, tuple(grad_output.shape)).reshape(-1)
+    grad = where(mask, grad_output.reshape(-1), zeros((), grad_output.dtype))
     # What the mask leaves out goes to a position past the end, which a scatter drops.
-    at = lax.select(mask.reshape(-1), as_index(rank(mask)), lax.full((mask.size,), np.int64(n)))
-    return put_at(zeros((n,), grad_output.dtype), (0,), [at], 0, grad_output.reshape(-1), "set").reshape(tuple(sizes))
+    at = where(mask, as_index(rank(mask)), np.int64(n))
+    return put_at(zeros((n,), grad.dtype), (0,), [at], 0, grad, "set").reshape(tuple(sizes))
 
 
 @rule("_unsafe_masked_index.default", OpClass.GATHER)

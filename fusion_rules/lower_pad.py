@@ -1,6 +1,7 @@
 """Padding by a constant, by reflection and by the edge, and their gradients.
 
-Everything is slices, reversals and pads: the border's index is known, so nothing has to be gathered.
+Reflection and replication gather at constant positions: on XLA:CPU a third of the time of joining the reversed borders
+to the middle. Their gradients are slices, reversals and pads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .indexing import fill_value, opmath
+from .indexing import fill_value, opmath, take_at
 from .lowering import Context
 from .rule import OpClass, rule
 
@@ -36,23 +37,15 @@ def constant_pad_nd(cx: Context, self: Any, pad: Sequence[int], value: Any = 0) 
     return lax.pad(self, fill_value(cx, value, cx.out[0].dtype), edges)
 
 
-def _mirrored(x: Any, dim: int, before: int, after: int) -> tuple[Any, Any]:
-    """What reflection puts in front and behind; the edge itself is not repeated."""
-    n = x.shape[dim]
-    return (
-        lax.rev(lax.slice_in_dim(x, 1, before + 1, 1, dim), (dim,)),
-        lax.rev(lax.slice_in_dim(x, n - 1 - after, n - 1, 1, dim), (dim,)),
-    )
+def _mirrored(n: int, before: int, after: int) -> np.ndarray:
+    """Which of `n` elements reflection puts where; the edge itself is not repeated."""
+    k = np.abs(np.arange(-before, n + after))
+    return k - 2 * np.maximum(k - (n - 1), 0)
 
 
-def _repeated(x: Any, dim: int, before: int, after: int) -> tuple[Any, Any]:
-    """What replication puts in front and behind: copies of the edge."""
-
-    def copies(start: int, count: int) -> Any:
-        shape = tuple(count if d == dim else n for d, n in enumerate(x.shape))
-        return lax.broadcast_in_dim(lax.slice_in_dim(x, start, start + 1, 1, dim), shape, tuple(range(x.ndim)))
-
-    return copies(0, before), copies(x.shape[dim] - 1, after)
+def _repeated(n: int, before: int, after: int) -> np.ndarray:
+    """Which of `n` elements replication puts where."""
+    return np.clip(np.arange(-before, n + after), 0, n - 1)
 
 
 def _unmirrored(front: Any, behind: Any, dim: int, n: int) -> tuple[Any, Any]:
@@ -70,17 +63,17 @@ def _unrepeated(front: Any, behind: Any, dim: int, n: int) -> tuple[Any, Any]:
     return _grow(total(front), dim, 0, n - 1), _grow(total(behind), dim, n - 1, 0)
 
 
-Borders = Callable[[Any, int, int, int], tuple[Any, Any]]
-
-
-def _enter(name: str, ranks: int, borders: Borders, gradients: Borders) -> None:
+def _enter(
+    name: str,
+    ranks: int,
+    sources: Callable[[int, int, int], np.ndarray],
+    gradients: Callable[[Any, Any, int, int], tuple[Any, Any]],
+) -> None:
     """Rows `name{k}d` and `name{k}d_backward` for k spatial dimensions."""
 
     def forward(cx: Context, self: Any, padding: Sequence[int]) -> Any:
         for dim, before, after in _edges(self.ndim, padding):
-            front, behind = borders(self, dim, max(before, 0), max(after, 0))
-            core = _grow(self, dim, min(before, 0), min(after, 0))
-            self = lax.concatenate([p for p in (front, core, behind) if p.shape[dim]], dim)
+            self = take_at(self, (dim,), [sources(self.shape[dim], before, after)], dim)
         return self
 
     def backward(cx: Context, grad_output: Any, self: Any, padding: Sequence[int]) -> Any:

@@ -42,6 +42,12 @@ def test_writes_outside_are_left_out_and_reads_outside_stay_inside() -> None:
         assert set(np.asarray(take_at(x, (0,), [index], 0)).tolist()) <= {0.0, 1.0, 2.0}
 
 
+def test_columns_outside_are_left_out() -> None:
+    with jax.enable_x64(True):
+        x, index = jax.numpy.zeros((2, 3)), jax.numpy.asarray([-1, 3, 1])
+        assert np.asarray(put_at(x, (1,), [index], 1, jax.numpy.ones((2, 3)), "add")).tolist() == [[0.0, 1.0, 0.0]] * 2
+
+
 @pytest.mark.parametrize("n", [1, 100, 1 << 14, (1 << 14) + 77])
 def test_rank(n: int) -> None:
     mask = np.random.default_rng(0).random(n) > 0.5

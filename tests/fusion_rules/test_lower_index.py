@@ -155,6 +155,11 @@ def test_masked_scatter_over_many_elements() -> None:
     assert_same(A.masked_scatter_backward.default, grad, mask, [30000])
 
 
+def test_masked_scatter_backward_of_one_element() -> None:
+    for hit in (True, False):
+        assert_same(A.masked_scatter_backward.default, torch.tensor([3.0]), torch.tensor([hit]), [2])
+
+
 def test_masked_scatter_with_too_few_values() -> None:
     assert_same_error(A.masked_scatter.default, X, X, X > 3, torch.ones(10))
     assert_same_error(A.masked_scatter.default, X, X, X > 3, torch.ones(0))

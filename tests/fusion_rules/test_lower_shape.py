@@ -37,6 +37,14 @@ def test_cat_promotes_and_skips_historical_empties() -> None:
     assert_same(A.stack.default, [torch.tensor(1), torch.tensor(2.5)])
 
 
+@pytest.mark.parametrize("width", [1, 3, 200])
+def test_two_halves_keep_every_bit(width: int) -> None:
+    halves = [torch.full((2, width), v) for v in (-0.0, float("nan"))]
+    got = lowered(A.cat.default, torch.empty(2, 2 * width), halves, 1)
+    assert isinstance(got, list) and torch.equal(got[0].view(torch.int32), torch.cat(halves, 1).view(torch.int32))
+    assert_same(A.cat.default, [torch.randn(3, width), torch.randn(3, width)], -1)
+
+
 def test_roll_and_flip_and_repeat() -> None:
     assert_same(A.roll.default, X, [7])
     assert_same(A.roll.default, X, [-1, 8], [0, -1])
