@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -113,6 +114,9 @@ class fused_eager:
     @staticmethod
     def _open(config: Config) -> None:
         door = FrontDoor(config)
+        rules = sys.modules.get("torch._dynamo.trace_rules")
+        if rules is not None:
+            rules.add("fused_eager")  # torch.compile inside a context must not trace the library itself
         guards.install()
         door.__enter__()
         _thread.door = door

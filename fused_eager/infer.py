@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
+from .trap import storage_of
+
 _FAKE = FakeTensorMode(allow_non_fake_inputs=False)
 
 
@@ -87,8 +89,13 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
             return Unknown(_first_line(error))
     if any(tuple(f.shape) != s for f, s in zip(fakes, shapes, strict=True)):
         return Unknown("an out= argument is resized")
+    for leaf in leaves([out]):
+        if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
+            return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")
+        if isinstance(leaf, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+            return Unknown("it returns a number that depends on values")
     fresh: list[Spec] = []
-    storages = {f.untyped_storage()._cdata for f in fakes}
+    storages = {storage_of(f)._cdata for f in fakes}
     alias = False
 
     def leave(leaf: Any) -> Any:
@@ -98,16 +105,11 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
         for i, f in enumerate(fakes):
             if f is leaf:
                 return Same(i)
-        alias = alias or leaf.untyped_storage()._cdata in storages
+        alias = alias or storage_of(leaf)._cdata in storages
         fresh.append(Spec(tuple(leaf.shape), leaf.dtype, tuple(leaf.stride()), leaf.device))
         return Fresh(len(fresh) - 1)
 
     template = map_leaves(leave, out)
-    for leaf in leaves([out]):
-        if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
-            return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")
-        if isinstance(leaf, (torch.SymInt, torch.SymBool, torch.SymFloat)):
-            return Unknown("it returns a number that depends on values")
     if any(s.device.type != t.device.type for s in fresh for t in tensors):
         return Unknown("it moves between devices")
     return Inferred(tuple(fresh), template, alias)

@@ -21,6 +21,7 @@ from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .reasons import Reason
 from .stream import Stream
 
+_mode_of, _PROXY = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True, FakeTensor: False}
 
@@ -40,6 +41,8 @@ class FrontDoor(TorchDispatchMode):
         super().__init__()
         self.stream = Stream(config)
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # torch would wrap every call in a guard against its own compiler, which costs as much as the op.
@@ -54,6 +57,10 @@ class FrontDoor(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         if mode == "off" or _in_child:
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload) or _traced():
+            # A higher-order op, or somebody traces the program: they have to see real tensors and plain ops.
+            run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
             return func(*args, **kwargs)
         info = info_of(func)
         kind = info.kind
@@ -119,6 +126,11 @@ class FrontDoor(TorchDispatchMode):
 
 
 _in_child = False
+
+
+def _traced() -> bool:
+    """Whether make_fx is recording what runs."""
+    return _mode_of(_PROXY) is not None
 
 
 def enter_child() -> None:

@@ -181,11 +181,13 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
 
 def _may_overlap(tensors: list[Tensor], written: tuple[int, ...]) -> bool:
     """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that."""
+    if len(tensors) == 1:
+        return False
+    storages = [storage_of(t)._cdata for t in tensors]
     for i in written:
-        t = tensors[i]
-        storage = storage_of(t)._cdata
-        for u in tensors:
-            if u is not t and storage_of(u)._cdata == storage and not _same_view(t, u):
+        if storages.count(storages[i]) > 1:
+            t = tensors[i]
+            if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):
                 return True
     return False
 
