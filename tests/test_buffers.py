@@ -119,14 +119,27 @@ def test_bind_keeps_the_address_of_memory_that_was_native() -> None:
     assert t.data_ptr() == address and t.tolist() == [1.0] * 8 and buffers.buffer_of(t) is None
 
 
-def test_bind_swaps_the_memory_of_what_was_born_pending() -> None:
-    t = torch.empty(8)
-    view, value = t[2:], torch.arange(8.0)
-    version = t._version
+LIMIT = buffers.COPIED // 4  # elements of float32
+
+
+@pytest.mark.parametrize("size", [8, LIMIT, LIMIT + 1, 4 * LIMIT])
+def test_bind_swaps_the_memory_of_what_was_born_pending(size: int) -> None:
+    t = torch.empty(size)
+    address, view, value = t.data_ptr(), t[2:], torch.arange(float(size))
+    storage, version = storage_of(t), t._version
     buffers.bind(with_array(t, value, born_native=False))
-    assert t.data_ptr() == value.data_ptr()
-    assert view.tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    assert t._version == version
+    taken_over = t.data_ptr() == value.data_ptr()
+    assert taken_over == (size > LIMIT), "small results are copied, large ones never"
+    assert t.data_ptr() != address and storage_of(t) is storage
+    assert view.data_ptr() == t.data_ptr() + 8 and torch.equal(view, torch.arange(2.0, size))
+    assert t._version == version and buffers.buffer_of(t) is None
+
+
+def test_a_small_bound_result_is_torch_s_own() -> None:
+    t, value = torch.empty(8), torch.arange(8.0)
+    buffers.bind(with_array(t, value, born_native=False))
+    t.resize_(4000)[8:] = 1
+    assert t[:9].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0]
 
 
 def test_bind_of_nothing() -> None:
@@ -135,10 +148,11 @@ def test_bind_of_nothing() -> None:
     assert t.tolist() == []
 
 
-def test_bound_memory_outlives_the_array_and_the_source() -> None:
-    t = torch.empty(1000)
-    value = torch.full((1000,), 3.0)
+@pytest.mark.parametrize("size", [1000, 2 * LIMIT])
+def test_bound_memory_outlives_the_array_and_the_source(size: int) -> None:
+    t = torch.empty(size)
+    value = torch.full((size,), 3.0)
     buffers.bind(with_array(t, value, born_native=False))
     del value
-    torch.full((1000,), 7.0)
+    torch.full((size,), 7.0)
     assert t.eq(3.0).all()

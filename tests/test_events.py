@@ -32,6 +32,17 @@ def test_the_list_is_bounded_and_the_counts_are_not() -> None:
     assert EventLog().events.maxlen is not None
 
 
+def test_numbers_are_summed_and_reasons_counted() -> None:
+    log = EventLog(collections.deque(maxlen=2))
+    for i in range(5):
+        log.emit("a", n=i, seconds=0.5, good=True, reason="odd" if i % 2 else "even", text="x")
+    log.emit("b", n=7)
+    assert log.totals == {"a n": 10, "a seconds": 2.5, "b n": 7}
+    assert log.counts == {"a": 5, "a for even": 3, "a for odd": 2, "b": 1}
+    log.clear()
+    assert not log.totals and not log.counts
+
+
 def test_count_keeps_no_event() -> None:
     log = EventLog()
     log.count("op", by=3)

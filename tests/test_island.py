@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import IslandRefused, fused_eager, report, sync
+from fused_eager.buffers import buffer_of
 from fused_eager.events import LOG
 from fused_eager.island import annotated, run_node, to_home, view
 from fused_eager.stream import Result
-from tests.streams import aten, events, node, open_stream
+from tests.streams import aten, events, node, open_stream, passing_for_aten
 
 
 @torch.library.custom_op("island_test::scale", mutates_args=())
@@ -41,6 +42,20 @@ def fail(x: torch.Tensor) -> torch.Tensor:
 
 
 fail.register_fake(torch.empty_like)
+
+OPS = torch.ops.island_test
+
+
+@pytest.fixture(autouse=True)
+def deferrable() -> Iterator[None]:
+    """Our ops are deferred, as ATen's are."""
+    with passing_for_aten(OPS.scale.default, OPS.bump.default, OPS.fail.default):
+        yield
+
+
+def deferred_islands() -> int:
+    """How many nodes of a stream have run as islands so far; what ran at once does not count."""
+    return sum(n for kind, n in LOG.counts.items() if kind.startswith("island island_test."))
 
 
 def deferred(program: Callable[..., Any], *args: Any) -> Any:
@@ -121,8 +136,10 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_islands_compute_what_eager_does(name: str) -> None:
     x = torch.arange(16.0).view(4, 4)
     expected = PROGRAMS[name](x.clone())
+    before = deferred_islands()
     with fused_eager():
         actual = deferred(lambda: PROGRAMS[name](x.clone()))
+    assert deferred_islands() > before
     for e, a in zip(
         expected if isinstance(expected, (list, tuple)) else [expected],
         actual if isinstance(actual, (list, tuple)) else [actual],
@@ -179,8 +196,29 @@ def test_autocast_at_the_sync_does_not_reach_ops_from_before_it() -> None:
 
     square.register_fake(torch.empty_like)
     x = torch.full((4, 4), 1.001)
-    with fused_eager():
+    with passing_for_aten(OPS.square.default), fused_eager():
         y = deferred(square, x)
+        assert [n.op for n in open_stream().nodes] == [OPS.square.default]
         with torch.autocast("cpu", torch.bfloat16):
             seen = y.numpy()
     assert seen.dtype == np.float32 and np.array_equal(seen, square(x).numpy())
+
+
+def test_a_custom_op_runs_at_once_every_time() -> None:
+    ran = []
+
+    @torch.library.custom_op("island_test::tell", mutates_args=())
+    def tell(x: torch.Tensor) -> torch.Tensor:
+        ran.append(x.tolist())
+        return x + 1
+
+    tell.register_fake(torch.empty_like)
+    with fused_eager():
+        for i in range(3):
+            y = tell(torch.ones(40) * i)
+            assert ran[i:] == [[float(i)] * 40], "once, on finished values"
+            assert not open_stream().nodes and buffer_of(y) is None
+            assert (y * 2).tolist() == [2.0 * (i + 1)] * 40
+    with pytest.raises(IslandRefused, match=r"island_test\.tell"), fused_eager(islands="refuse"):
+        tell(torch.ones(40))
+    assert len(ran) == 3

@@ -94,11 +94,12 @@ def test_why_an_op_is_an_island_is_said_in_words() -> None:
         return x.clone()
 
     assert info_of(torch.ops.opinfo_test.plain.default).island == "it has no lowering"
+    assert info_of(torch.ops.opinfo_test.plain.default).kind is Kind.CUSTOM
 
     @torch.library.custom_op("opinfo_test::writes", mutates_args=("x",))
     def writes(x: torch.Tensor) -> None:
         x.add_(1)
 
     info = info_of(torch.ops.opinfo_test.writes.default)
-    assert info.twin is None and "functional" in info.island
+    assert info.twin is None and "functional" in info.island and info.kind is Kind.CUSTOM
     assert [info.names[i] for i in info.written] == ["x"]
