@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 from jax.scipy import special as scipy_special
 
@@ -92,12 +93,11 @@ _BERNOULLI = tuple(
 
 
 def zeta(x: Any, q: Any) -> Any:
-    """Hurwitz's zeta, the sum of (q + k)^-x: terms until q + k > 9, then Euler and Maclaurin. In float64, as ATen.
+    """Hurwitz's zeta, the sum of (q + k)^-x: terms until q + k > 9, then Euler and Maclaurin.
 
     XLA's own adds nine terms whatever `q` is, which leaves nothing right below q = -9.
     """
-    dtype = x.dtype
-    x, q = (v.astype(np.float64) for v in together(x, q))
+    x, q = together(x, q)
     whole = q == lax.floor(q)
     # What has no sum is answered below; from 10 on it would not loop.
     answered = (x <= 1) | ((q <= 0) & (whole | (x != lax.floor(x))))
@@ -119,13 +119,18 @@ def zeta(x: Any, q: Any) -> Any:
     tail = term * a / (x - 1) - term / 2
     rising, falling = x, term / a
     for k, denominator in enumerate(_BERNOULLI):
-        tail = tail + rising * falling / denominator
+        tail = tail + rising * falling / as_array(denominator, x.dtype)
         rising = rising * (x + (2 * k + 1)) * (x + (2 * k + 2))
         falling = falling / (a * a)
-    total = where(lax.abs(term) < 1.11e-16 * lax.abs(total), total, total + tail)
+    total = where(lax.abs(term) < as_array(1.11e-16, x.dtype) * lax.abs(total), total, total + tail)
     pole = where(whole, np.inf, where(x != lax.floor(x), np.nan, total))
     total = where(q <= 0, pole, total)
-    return where(x == 1, np.inf, where(x < 1, np.nan, total)).astype(dtype)
+    return where(x == 1, np.inf, where(x < 1, np.nan, total))
+
+
+def _zeta(x: Any, q: Any) -> Any:
+    # ATen accumulates in double.
+    return zeta(x.astype(np.float64), q.astype(np.float64))
 
 
 def _trigamma(x: Any) -> Any:
@@ -147,7 +152,18 @@ def polygamma(cx: Context, n: int, self: Any) -> Any:
         return _digamma(self)
     if n == 1:
         return _trigamma(self)
-    return (-1) ** (n + 1) * math.factorial(n) * zeta(jnp.full(self.shape, n + 1.0), self.astype(np.float64))
+    # Half precision sums in float32, and shows it where terms of both signs cancel.
+    half = cx.out[0].dtype in (torch.bfloat16, torch.float16)
+    x = self.astype(np.float32 if half else np.float64)
+    return as_array((-1.0) ** (n + 1) * math.factorial(n), x.dtype) * zeta(jnp.full_like(x, n + 1), x)
+
+
+@rule("mvlgamma.default", OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)
+def mvlgamma(cx: Context, self: Any, p: int) -> Any:
+    total = as_array(p * (p - 1) * math.log(math.pi) / 4, self.dtype)
+    for j in range(p):
+        total = total + lax.lgamma(self - as_array(j / 2, self.dtype))
+    return total
 
 
 def _times_log(log: Any) -> Any:
@@ -169,7 +185,7 @@ def _both(function: Any) -> Any:
 
 enter_binary({"xlogy": _times_log(lax.log)}, Promote.INT_TO_FLOAT, ("Tensor", "Scalar_Other", "Scalar_Self"))
 enter_binary(
-    {"special_xlog1py": _times_log(lax.log1p), "special_zeta": _both(zeta)},
+    {"special_xlog1py": _times_log(lax.log1p), "special_zeta": _both(_zeta)},
     Promote.INT_TO_FLOAT,
     ("default", "other_scalar", "self_scalar"),
 )
