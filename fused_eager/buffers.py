@@ -102,6 +102,7 @@ def sweep() -> None:
         dead = [b for b in TABLE.values() if b.stream is None and not b.is_alive()]
         for b in dead:
             del TABLE[b.cdata]
+            b.array = None  # a run that has not been verified may hold the buffer for a while
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
 
 

@@ -53,15 +53,24 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
     """Run the nodes of an ATen region, reading and writing `values`.
 
     Raises:
-        Exception: what the op raised, with eager's type; the message names the op and the line.
+        Exception: what the first op that failed raised, with eager's type; the message names the op and the line.
+            What does not depend on it has been run.
     """
+    first: Exception | None = None
     for i in region.nodes:
         node = nodes[i]
+        needed = [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]
+        if any(v not in values for v in needed):
+            continue  # it depends on what has failed
         try:
             run_node(node, values)
         except Exception as error:
-            raise annotated(error, node) from error
+            if first is None:
+                first = annotated(error, node)
+                first.__cause__ = error
         LOG.count(f"island {node.op}")
+    if first is not None:
+        raise first
 
 
 def annotated(error: Exception, node: Node) -> Exception:

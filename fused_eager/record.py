@@ -186,6 +186,8 @@ def _may_overlap(tensors: list[Tensor], written: tuple[int, ...]) -> bool:
     storages = [storage_of(t)._cdata for t in tensors]
     for i in written:
         if storages.count(storages[i]) > 1:
+            if len(written) > 1:
+                return True  # ATen goes through a list one by one, so each element sees what came before
             t = tensors[i]
             if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):
                 return True

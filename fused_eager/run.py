@@ -65,14 +65,14 @@ class Execution:
         while self.next < len(plan.regions):
             region = plan.regions[self.next]
             executable = self.ready.executables[self.next]
-            if all(v in self.values for v in region.inputs):
+            if not (region.outputs and all(v in self.values for v in region.outputs)):
                 try:
-                    if executable is None:
+                    if executable is None or any(v not in self.values for v in region.inputs):
+                        # Node by node, what does not depend on a failure goes on.
                         run_nodes(self.nodes, region, self.values)
                     else:
                         self._xla(region, executable)
                 except Exception as error:
-                    # What does not depend on the failure goes on; the first one is raised at the end.
                     self.error = self.error or error
             for vid in plan.drops[self.next]:
                 self.values.pop(vid, None)
@@ -88,10 +88,11 @@ class Execution:
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
         outputs, flags = executable.call(*args, _vector(floats, torch.float64), _vector(ints, torch.int64))
-        self.values.update(zip(region.outputs, outputs, strict=True))
         self.launch.tokens.append(flags)
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
+        # Last, and what tells that the region is done: an interrupt before it finds the region to be run.
+        self.values.update(zip(region.outputs, outputs, strict=True))
 
 
 def import_native(item: NativeInput) -> jax.Array:
