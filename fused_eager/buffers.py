@@ -18,10 +18,10 @@ import torch
 import torch.utils.dlpack
 from jaxlib import xla_client
 
-from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
+from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE, contiguous_strides
 
 from . import trap
-from .trap import storage_of
+from .trap import storage_of, swap_memory
 
 if TYPE_CHECKING:
     import jax
@@ -126,7 +126,7 @@ def alias(storage: torch.UntypedStorage, offset_bytes: int, home: Home) -> torch
         n *= size
     raw = _over_pointer(storage.data_ptr() + offset_bytes, storage.device, n * dtype.itemsize)
     out = torch.empty(0, dtype=dtype, device=storage.device)
-    return out.set_(raw, 0, shape)
+    return out.set_(raw, 0, shape, contiguous_strides(shape))  # type: ignore[arg-type]
 
 
 def to_array(t: torch.Tensor, device: Any) -> jax.Array:
@@ -164,9 +164,9 @@ def bind(buffer: Buffer) -> None:
         alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
     elif nbytes <= COPIED:
         own = torch.empty(value.shape, dtype=value.dtype).copy_(value)
-        buffer.storage._swap_data_ptr_(storage_of(own))
+        swap_memory(buffer.storage, storage_of(own))
     else:
-        buffer.storage._swap_data_ptr_(storage_of(value))
+        swap_memory(buffer.storage, storage_of(value))
         buffer.storage._fused_eager_memory = True  # type: ignore[attr-defined]
     TABLE.pop(buffer.cdata, None)
     buffer.array = None

@@ -36,11 +36,10 @@ class Explanation:
             by_line: dict[str, collections.Counter[str]] = {}
             for op, site in region.ops:
                 by_line.setdefault(str(site), collections.Counter())[op] += 1
-            for site, ops in by_line.items():
+            for line, ops in by_line.items():
                 shown = ", ".join(f"{op} x{n}" if n > 1 else op for op, n in ops.items())
-                lines.append(f"    {site}: {shown}")
-        for op, reason, site in self.islands:
-            lines.append(f"island {op} at {site}: {reason}")
+                lines.append(f"    {line}: {shown}")
+        lines += [f"island {op} at {place}: {reason}" for op, reason, place in self.islands]
         return "\n".join(lines)
 
 

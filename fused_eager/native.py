@@ -21,6 +21,7 @@ from .opinfo import OpInfo
 from .quiet import unobserved
 from .reasons import Reason
 from .stream import STREAMS, NativeInput, Stream
+from .trap import offset_of, swap_memory
 
 HOST = torch.device("cpu")
 SNAPSHOT_BYTES = 4096  # below this a copy is cheaper than a flush
@@ -118,7 +119,7 @@ def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
     if b is None:
         return info.op(t)
     home = run.peek(b, reason)
-    g = Geometry(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.is_conj(), t.is_neg())
+    g = Geometry(tuple(t.shape), t.stride(), offset_of(t), t.dtype, t.is_conj(), t.is_neg())
     return info.op(view(home, g))
 
 
@@ -147,7 +148,7 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             info.op(drawn, *args[1:], **kwargs)
             stream.pending.pop(b.cdata, None)
             buffers.release(b)
-            storage._swap_data_ptr_(storage_of(drawn))
+            swap_memory(storage, storage_of(drawn))
             return t
     elif info.op._schema.name.endswith("_like") and not info.written:
         return info.op(*args, **kwargs)
@@ -164,7 +165,7 @@ def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, An
             own = torch.empty(storage.nbytes(), dtype=torch.uint8)
             if storage.nbytes():
                 own.copy_(buffers.alias(storage, 0, (torch.uint8, (storage.nbytes(),))))
-            storage._swap_data_ptr_(storage_of(own))
+            swap_memory(storage, storage_of(own))
     return info.op(*args, **kwargs)
 
 

@@ -20,6 +20,7 @@ from .infer import Fresh, Same, Unknown
 from .opinfo import OpInfo
 from .reasons import Reason
 from .stream import DeviceInput, NativeInput, Node, Result, Stream, Use
+from .trap import offset_of
 
 Tensor = torch.Tensor
 
@@ -32,9 +33,9 @@ def _position(stream: Stream, t: Tensor, view: View) -> tuple[int, int, bool]:
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
     if buffer is None:
-        return _native_input(stream, storage, view.block, t.storage_offset() * view.itemsize), 0, False
+        return _native_input(stream, storage, view.block, offset_of(t) * view.itemsize), 0, False
     vid = buffer.vid if buffer.stream is stream else _current(stream, buffer)
-    return vid, t.storage_offset(), 0 <= view.covered < storage.nbytes()
+    return vid, offset_of(t), 0 <= view.covered < storage.nbytes()
 
 
 def _current(stream: Stream, buffer: Buffer) -> int:
@@ -76,7 +77,7 @@ def _write(stream: Stream, t: Tensor, view: View, undo: list[tuple[Buffer, tuple
     """A new value for a tensor's storage, to be produced by the node that is being recorded."""
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
-    offset = t.storage_offset()
+    offset = offset_of(t)
     g = view.geometry if offset == 0 else view.geometry._replace(offset=offset)
     base, home = None, view.block
     if offset or storage.nbytes() != view.covered:
@@ -195,7 +196,7 @@ def _may_overlap(tensors: list[Tensor], written: tuple[int, ...]) -> bool:
 
 
 def _same_view(t: Tensor, u: Tensor) -> bool:
-    return t.shape == u.shape and t.stride() == u.stride() and t.storage_offset() == u.storage_offset()
+    return t.shape == u.shape and t.stride() == u.stride() and offset_of(t) == offset_of(u)
 
 
 # Doubtful calls whose real outputs have been seen to be what shape inference promised.

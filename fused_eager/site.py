@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -30,7 +30,7 @@ UNKNOWN = Site("?", 0, "?")
 
 def here() -> tuple[CodeType, int] | None:
     """The innermost frame outside torch and this library, as (code, line): cheap enough for every op."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     known = _is_internal
     while frame is not None:
         code = frame.f_code
@@ -40,7 +40,7 @@ def here() -> tuple[CodeType, int] | None:
             internal = known[file] = file.startswith(_INTERNAL)
         if not internal:
             return code, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

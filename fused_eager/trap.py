@@ -22,6 +22,16 @@ _STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator poi
 storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessor
 
 
+def offset_of(t: torch.Tensor) -> int:
+    """The storage offset in elements; never symbolic here."""
+    return t.storage_offset()  # type: ignore[return-value]
+
+
+def swap_memory(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    """Exchange the memory, sizes and flags of two storages; views of either follow."""
+    a._swap_data_ptr_(b)  # type: ignore[attr-defined]
+
+
 class TrapUnavailable(RuntimeError):
     """This build of torch keeps its data-pointer flags elsewhere; without them unwritten memory could be read."""
 

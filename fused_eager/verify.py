@@ -117,7 +117,7 @@ def _taint(runs: list[Run], index: int, error: Exception) -> None:
         bad.update((run.serial, vid) for vid in wrong)
     for run in reversed(runs):
         for b, vid, array, origin in reversed(run.assigned):
-            if (run.serial, vid) in bad and TABLE.get(b.cdata) is b and b.origin == (run.serial, vid):
+            if (run.serial, vid) in bad and b.origin == (run.serial, vid) and b.cdata in TABLE:
                 undo(b, array, origin, error)
 
 

@@ -40,7 +40,7 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
 
 def geometry_of(t: torch.Tensor) -> Geometry:
     """The geometry of a strided tensor over its storage."""
-    return Geometry(tuple(t.shape), tuple(t.stride()), t.storage_offset(), t.dtype, t.is_conj(), t.is_neg())
+    return Geometry(tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype, t.is_conj(), t.is_neg())
 
 
 class Interpreter(TorchDispatchMode):
