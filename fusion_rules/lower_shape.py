@@ -98,6 +98,12 @@ def roll(cx: Context, self: Any, shifts: Sequence[int], dims: Sequence[int] = ()
     return self
 
 
+@rule("channel_shuffle.default", OpClass.SHAPE)
+def channel_shuffle(cx: Context, self: Any, groups: int) -> Any:
+    n, c, *rest = self.shape
+    return self.reshape((n, groups, c // groups, *rest)).swapaxes(1, 2).reshape(self.shape)
+
+
 @rule("repeat.default", OpClass.SHAPE)
 def repeat(cx: Context, self: Any, repeats: Sequence[int]) -> Any:
     shape = (1,) * (len(repeats) - self.ndim) + tuple(self.shape)

@@ -15,7 +15,8 @@ X = torch.arange(24.0).reshape(4, 6)
 NAMES = ["cat", "stack", "flip", "roll", "repeat", "tile", "tril", "triu", "diag_embed", "diagonal_copy",
          "diagonal_scatter", "slice_scatter", "select_scatter", "narrow_copy", "unfold_copy", "block_diag", "rot90",
          "split_with_sizes_copy", "unbind_copy", "expand_copy", "permute_copy", "transpose_copy", "squeeze_copy",
-         "unsqueeze_copy", "t_copy", "view_copy", "alias_copy"]
+         "unsqueeze_copy", "t_copy", "view_copy", "alias_copy",
+         "nn.functional.channel_shuffle"]
 
 
 @pytest.mark.parametrize("name", NAMES)
