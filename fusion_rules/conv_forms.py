@@ -173,10 +173,11 @@ class Patches:
         return y.swapaxes(0, 1).reshape(win.groups, y.shape[1] // win.groups, -1)
 
     def _dot(self, win: Window, a: jax.Array, b: jax.Array, over: tuple[int, int]) -> jax.Array:
-        return lax.dot_general(
-            a, b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision,
-            preferred_element_type=accumulator(a.dtype),
-        )  # fmt: skip
+        how = {"precision": win.precision, "preferred_element_type": accumulator(a.dtype)}
+        if win.groups == 1:
+            # XLA:CPU multiplies matrices faster than batches of one matrix.
+            return lax.dot_general(a[0], b[0], (((over[0] - 1,), (over[1] - 1,)), ((), ())), **how)[None]
+        return lax.dot_general(a, b, (((over[0],), (over[1],)), ((0,), (0,))), **how)
 
     def forward(self, win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
         n, o = x.shape[0], w.shape[0]
@@ -188,22 +189,21 @@ class Patches:
         return w.reshape(y.shape[1], x.shape[1] // win.groups, *win.kernel)
 
     def input_grad(self, win: Window, y: jax.Array, w: jax.Array) -> jax.Array:
-        n, g, c = y.shape[0], win.groups, w.shape[1]
-        columns = self._dot(win, self._grouped(win, y).swapaxes(1, 2), w.reshape(g, w.shape[0] // g, -1), (2, 1))
-        columns = columns.reshape(g, n, *win.out, c, *win.kernel)
-        # Kernel axes in front of C last: each tap is then a dense slab that lands, strided, on the padded input.
-        last = columns.ndim - win.rank
-        columns = columns.transpose(*range(last, columns.ndim), 0, 1, last - 1, *range(2, 2 + win.rank))
+        n, g, c, o = y.shape[0], win.groups, w.shape[1], w.shape[0] // win.groups
+        spatial = tuple(range(3, 3 + win.rank))
+        rows = y.reshape(n, g, o, *win.out).transpose(1, 0, *spatial, 2).reshape(g, -1, o)
+        columns = self._dot(win, rows, w.reshape(g, o, -1), (2, 1)).reshape(g, n, *win.out, c, *win.kernel)
+        # Each tap is a slab that lands, strided, on the padded input; C stays last, where the product has it.
         full = tuple(s + 2 * p for s, p in zip(win.size, win.padding, strict=True))
         total = None
         for at, tap in zip(win.offsets(), np.ndindex(*win.kernel), strict=True):
             spans = zip(full, at, win.out, win.stride, strict=True)
-            high = tuple(f - a - (o - 1) * s - 1 for f, a, o, s in spans)
-            placed = pad_spatial(columns[tap], at, high, win.stride)
+            high = tuple(f - a - (q - 1) * s - 1 for f, a, q, s in spans)
+            placed = pad_spatial(columns[(..., *tap)], (*at, 0), (*high, 0), (*win.stride, 1))
             total = placed if total is None else total + placed
         assert total is not None
-        inside = _cut(total, win.padding, win.size, (1,) * win.rank)
-        return inside.swapaxes(0, 1).reshape(n, g * c, *win.size)
+        inside = _cut(total, (*win.padding, 0), (*win.size, c), (1,) * (win.rank + 1))
+        return inside.transpose(1, 0, inside.ndim - 1, *range(2, 2 + win.rank)).reshape(n, g * c, *win.size)
 
 
 class Pointwise:
@@ -241,6 +241,11 @@ class Pointwise:
 class Depthwise:
     """One input channel per group: a sum of shifted products that XLA fuses into a single loop."""
 
+    def _widen(self, x: jax.Array) -> jax.Array:
+        """In the accumulator's dtype, and stored so: XLA:CPU vectorises no loop over shifted half types."""
+        acc = accumulator(x.dtype)
+        return x if x.dtype == acc else lax.optimization_barrier(x.astype(acc))
+
     def _weights(self, win: Window, w: jax.Array) -> list[jax.Array]:
         """One `[C, m, 1...]` factor per tap, with m outputs per channel."""
         flat = w.astype(accumulator(w.dtype)).reshape(win.groups, -1, win.taps)
@@ -248,11 +253,11 @@ class Depthwise:
 
     def _inputs(self, win: Window, x: jax.Array) -> list[jax.Array]:
         """One `[N, C, 1, *out]` slice per tap."""
-        x = pad_spatial(x, win.padding, tuple(max(h, 0) for h in win.overhang))[:, :, None].astype(accumulator(x.dtype))
+        x = pad_spatial(self._widen(x), win.padding, tuple(max(h, 0) for h in win.overhang))[:, :, None]
         return [_cut(x, at, win.out, win.stride) for at in win.offsets()]
 
     def _outputs(self, win: Window, y: jax.Array) -> jax.Array:
-        return y.reshape(y.shape[0], win.groups, -1, *y.shape[2:]).astype(accumulator(y.dtype))
+        return self._widen(y).reshape(y.shape[0], win.groups, -1, *y.shape[2:])
 
     def forward(self, win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
         y = sum(v * f for v, f in zip(self._inputs(win, x), self._weights(win, w), strict=True))

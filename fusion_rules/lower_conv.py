@@ -20,41 +20,53 @@ from .precision import accumulator, conv_precision
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE, Spec
 
-# Patches of up to this many bytes stay in cache and beat XLA:CPU's convolution. For bfloat16 the matrix product is so
-# much faster that more are worth it.
+# Patches of up to this many bytes stay in cache and beat XLA:CPU's convolution where images are small or thin. For
+# bfloat16 the matrix product is so much faster that more, and any image of some depth, are worth it.
 PATCH_BYTES = 4 << 20
 PATCH_BYTES_HALF = 8 << 20
+SMALL_IMAGE = 32
+THIN = 16
 # Above this, patches cost more memory than groups cost calls.
 GROUPED_BYTES = 64 << 20
 # From so many positions per image a batch of products beats one product over transposed operands.
 POINTWISE_POSITIONS = 128
 
 
-def choose(win: Window, n: int, channels: int, dtype: np.dtype, device: torch.device) -> Any:
-    """The form for one convolution: `n` images of `channels` input channels of `dtype`."""
+def _fits(product: str, win: Window, channels: int, dtype: np.dtype, size: int) -> bool:
+    """Whether patches of `size` bytes beat XLA:CPU's own convolution."""
+    if any(r > n for r, n in zip(win.reach, win.out if product == "input_grad" else win.size, strict=True)):
+        return size <= GROUPED_BYTES
+    small, thin = math.prod(win.out) <= SMALL_IMAGE, channels < THIN
+    if dtype == JAX_DTYPE[torch.bfloat16]:
+        return size <= PATCH_BYTES_HALF and (product == "input_grad" or not thin)
+    gains = {"forward": thin and channels > 1, "input_grad": thin, "weight_grad": False}
+    return size <= PATCH_BYTES and (small or gains[product])
+
+
+def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, device: torch.device) -> Any:
+    """The form for one product of a convolution: `n` images of `channels` input channels of `dtype`."""
     if device.type != "cpu":
         return Native(explicit=False)
-    floating = jnp.issubdtype(dtype, jnp.floating)
-    patches = n * channels * win.taps * math.prod(win.out) * dtype.itemsize
+    size = n * channels * win.taps * math.prod(win.out) * dtype.itemsize
     if channels == win.groups > 1 and win.taps <= 64:
         return Depthwise()
     if win.taps == 1:
         many = win.groups == 1 and math.prod(win.out) >= POINTWISE_POSITIONS
         return Pointwise() if many else Patches()
-    if not floating or (win.groups > 1 and patches <= GROUPED_BYTES):
+    if not jnp.issubdtype(dtype, jnp.inexact) or (win.groups > 1 and size <= GROUPED_BYTES):
         return Patches()
     if win.groups > 1:
         return Split(Native(explicit=True))
-    half = dtype == JAX_DTYPE[torch.bfloat16]
-    return Patches() if patches <= (PATCH_BYTES_HALF if half else PATCH_BYTES) else Native(explicit=True)
+    return Patches() if _fits(product, win, channels, dtype, size) else Native(explicit=True)
 
 
-def _run(form: Any, product: str, win: Window, a: jax.Array, b: jax.Array, device: torch.device) -> jax.Array:
-    """One product of a form. XLA has only real convolutions, so complex ones are made of four."""
+def _run(product: str, win: Window, a: jax.Array, b: jax.Array, channels: int, device: torch.device) -> jax.Array:
+    """One product. XLA has only real convolutions, so complex ones are made of four."""
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
-        rr, ii, ri, ir = (_run(form, product, win, p, q, device) for p, q in (
+        rr, ii, ri, ir = (_run(product, win, p, q, channels, device) for p, q in (
             (a.real, b.real), (a.imag, b.imag), (a.real, b.imag), (a.imag, b.real)))  # fmt: skip
         return lax.complex(rr - ii, ri + ir)
+    form = choose(product, win, a.shape[0], channels, a.dtype, device)
     if isinstance(form, (Native, Split)) and device.type == "cpu":
         # XLA:CPU converts bfloat16 itself and would sum float16 products in float16.
         a, b = a.astype(accumulator(a.dtype)), b.astype(accumulator(b.dtype))
@@ -86,12 +98,10 @@ def convolution(
         y = jnp.zeros(spec.shape, acc)
     elif transposed:
         win = window(spec.shape[2:], input.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        form = choose(win, input.shape[0], spec.shape[1], input.dtype, spec.device)
-        y = _run(form, "input_grad", win, input, weight, spec.device)
+        y = _run("input_grad", win, input, weight, spec.shape[1], spec.device)
     else:
         win = window(input.shape[2:], spec.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        form = choose(win, input.shape[0], input.shape[1], input.dtype, spec.device)
-        y = _run(form, "forward", win, input, weight, spec.device)
+        y = _run("forward", win, input, weight, input.shape[1], spec.device)
     return y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
 
 
@@ -107,15 +117,15 @@ def convolution_backward(
     # A transposed convolution is the input gradient of a plain one: its output takes the place of that one's input.
     big, small = (grad_output, input) if transposed else (input, grad_output)
     win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-    form = choose(win, big.shape[0], big.shape[1], big.dtype, spec.device)
+    channels = big.shape[1]
     results = []
     if output_mask[0]:
         product = "forward" if transposed else "input_grad"
-        results.append(
-            jnp.zeros_like(input) if empty else _run(form, product, win, grad_output, weight, spec.device)
-        )
+        zeros = jnp.zeros_like(input)
+        results.append(zeros if empty else _run(product, win, grad_output, weight, channels, spec.device))
     if output_mask[1]:
-        results.append(jnp.zeros_like(weight) if empty else _run(form, "weight_grad", win, big, small, spec.device))
+        zeros = jnp.zeros_like(weight)
+        results.append(zeros if empty else _run("weight_grad", win, big, small, channels, spec.device))
     if output_mask[2]:
         acc = accumulator(grad_output.dtype)
         results.append(grad_output.astype(acc).sum((0, *range(2, grad_output.ndim))))
@@ -131,5 +141,4 @@ def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> An
     if 0 in (*x.shape, *w.shape, *spec.shape):
         return jnp.zeros(spec.shape, acc) + bias.astype(acc)
     win = window(x.shape[2:], spec.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1, spec)
-    form = choose(win, x.shape[0], x.shape[1], x.dtype, spec.device)
-    return _run(form, "forward", win, x, w, spec.device).transpose(2, 0, 1).astype(acc) + bias.astype(acc)
+    return _run("forward", win, x, w, x.shape[1], spec.device).transpose(2, 0, 1).astype(acc) + bias.astype(acc)

@@ -1,9 +1,9 @@
-"""Linear algebra whose results are determined by the input: factorisations with fixed signs, solves, spectra.
+"""Linear algebra whose results are determined by the input: factorisations with fixed signs, solves, inverses.
 
 No row has a freedom that two LAPACK libraries use differently: eigenvectors and singular vectors (signs, bases of
-equal values), general eigenvalues (order), least squares and Bunch-Kaufman stay with ATen. So do the three ops that
-return the factors of either A or its transpose, depending on A's strides (`_linalg_det`, `_linalg_slogdet`,
-`_linalg_solve_ex`).
+equal values), general eigenvalues (order), least squares and Bunch-Kaufman stay with ATen. Under a dispatch mode
+torch computes vectors even for `svdvals` and `eigvalsh`. Also left to ATen are the three ops that return the factors
+of either A or its transpose, depending on A's strides (`_linalg_det`, `_linalg_slogdet`, `_linalg_solve_ex`).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def _triangular(
 
 
 def _check_each(cx: Context, bad: jax.Array, value: jax.Array, api: str, text: str) -> None:
-    """eager's LinAlgError for one matrix, or for the first of a batch that is bad."""
+    """eager's `torch.linalg.LinAlgError` for one matrix, or for the first of a batch that is bad."""
     if not bad.ndim:
-        return cx.check(bad, "LinAlgError", f"{api}: {text}", value)
+        return cx.check(bad, "_LinAlgError", f"{api}: {text}", value)
     if bad.size > MOST_CHECKS:
         raise NoLowering("an error would have to name one of many matrices")
     for i, (b, v) in enumerate(zip(bad.reshape(-1), value.reshape(-1), strict=True)):
-        cx.check(b, "LinAlgError", f"{api}: (Batch element {i}): {text}", v)
+        cx.check(b, "_LinAlgError", f"{api}: (Batch element {i}): {text}", v)
 
 
 def _bad_minor(a: jax.Array) -> jax.Array:
@@ -174,6 +174,17 @@ def linalg_householder_product(cx: Context, input: Any, tau: Any) -> Any:
     return linalg.householder_product(input, tau)
 
 
+if hasattr(linalg, "ormqr"):  # jax has it since 0.10
+
+    @rule("ormqr.default", OpClass.LINALG)
+    def ormqr(
+        cx: Context, self: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False
+    ) -> Any:
+        if 0 in self.shape or 0 in input2.shape or 0 in input3.shape:
+            return input3
+        return linalg.ormqr(self, input2, input3, left=left, transpose=transpose)
+
+
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Factors in one matrix, pivots from 1, LAPACK's `info`, and the permutation of rows."""
     *batch, m, n = a.shape
@@ -266,29 +277,6 @@ def _finite(cx: Context, a: jax.Array, api: str) -> None:
     _check_each(cx, bad, jnp.zeros(bad.shape, jnp.int64), api, NOT_FINITE)
 
 
-@rule("_linalg_eigh.default", OpClass.LINALG)
-def linalg_eigh(cx: Context, A: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
-    if compute_v:
-        raise NoLowering("eigenvectors are not determined by their matrix")
-    if 0 in A.shape:
-        return _empty(cx, 0), _empty(cx, 1)
-    triangle = A if UPLO.upper() == "L" else _adjoint(A)
-    _finite(cx, jnp.tril(triangle), "linalg.eigh")
-    return linalg.eigh(triangle, lower=True, symmetrize_input=False)[1], _empty(cx, 1)
-
-
-@rule("_linalg_svd.default", OpClass.LINALG)
-def linalg_svd(
-    cx: Context, A: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> Any:
-    if compute_uv:
-        raise NoLowering("singular vectors are not determined by their matrix")
-    if 0 in A.shape:
-        return _empty(cx, 0), _empty(cx, 1), _empty(cx, 2)
-    _finite(cx, A, "linalg.svd")
-    return _empty(cx, 0), linalg.svd(A, compute_uv=False), _empty(cx, 2)
-
-
 @rule("linalg_pinv.atol_rtol_tensor", OpClass.LINALG)
 def linalg_pinv(cx: Context, self: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
     if 0 in self.shape:
@@ -298,6 +286,8 @@ def linalg_pinv(cx: Context, self: Any, *, atol: Any = None, rtol: Any = None, h
         rtol = default if atol is None else jnp.where(atol > 0, 0.0, default)
     atol = 0.0 if atol is None else atol
     if hermitian:
+        if jnp.issubdtype(self.dtype, jnp.complexfloating):
+            raise NoLowering("LAPACK libraries differ in what they make of a diagonal that is not real")
         lower = jnp.tril(self)
         vectors, values = linalg.eigh(lower + _adjoint(jnp.tril(self, -1)), symmetrize_input=False)
         u, vh, size = vectors, _adjoint(vectors), jnp.abs(values)

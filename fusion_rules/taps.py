@@ -33,13 +33,10 @@ class Taps:
         """The map of gradients."""
         users: list[list[tuple[int, float]]] = [[] for _ in range(self.size)]
         for i in range(self.out):
-            merged: dict[int, float] = {}
+            # Clamped borders name one input several times. Not merged: ATen adds infinity times 0 there, too.
             for source, weight in zip(self.index[:, i], self.weight[:, i], strict=True):
                 if source >= 0:
-                    # Clamped borders name one input several times.
-                    merged[int(source)] = merged.get(int(source), 0.0) + weight
-            for source, weight in merged.items():
-                users[source].append((i, weight))
+                    users[source].append((i, weight))
         depth = max((len(u) for u in users), default=0)
         index = np.full((depth, self.size), -1, np.int64)
         weight = np.zeros((depth, self.size))
@@ -75,8 +72,8 @@ def apply_taps(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
     n = x.shape[axis]
     depth = taps.index.shape[0]
     in_order = depth * taps.out == n > 0 and (taps.index.T.reshape(-1) == np.arange(n)).all()
-    if in_order and (taps.weight == 1).all():
-        # The transpose of a repetition.
+    if in_order and depth > MOST_TERMS and (taps.weight == 1).all():
+        # The transpose of a long repetition; a short one is a sum of slices, which is faster.
         return x.reshape(*x.shape[:axis], taps.out, depth, *x.shape[axis + 1 :]).sum(axis + 1)
     if depth > MOST_TERMS:
         at = np.maximum(taps.index, 0).astype(np.int32).reshape(-1)

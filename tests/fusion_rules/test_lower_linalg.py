@@ -1,0 +1,117 @@
+"""Linear algebra against ATen: values, signs, `info` and the errors that only values reveal."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import torch
+from fused_eager.fusion_rules.lowering import NoLowering
+from jax.experimental import serialize_executable
+
+from .errors import assert_same, assert_same_error, lowered
+from .harness import sweep
+
+A = torch.ops.aten
+NAMES = ["linalg.cholesky_ex", "cholesky", "cholesky_inverse", "cholesky_solve", "linalg.qr", "geqrf", "linalg.inv_ex",
+         "linalg.householder_product", "linalg.lu", "linalg.lu_factor_ex", "lu_unpack", "linalg.lu_solve",
+         "linalg.solve_triangular", "triangular_solve", "linalg.pinv",
+         "matrix_exp", "linalg.cross"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sweep(name: str) -> None:
+    mode = sweep([name], [torch.float64], limit=2, backward=False)
+    assert mode.checked and not mode.problems
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (2, 5, 5), (60, 60), (0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_qr_has_lapacks_signs(shape: tuple[int, ...], mode: str) -> None:
+    assert_same(A.linalg_qr.default, torch.randn(shape, dtype=torch.float64), mode)
+
+
+def spd(n: int = 4) -> torch.Tensor:
+    x = torch.randn(n, n, dtype=torch.float64)
+    return x @ x.T + torch.eye(n)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_cholesky_reads_one_triangle(upper: bool) -> None:
+    x = spd()
+    (x.tril_ if upper else x.triu_)(0)
+    x = x.T.contiguous() if upper else x
+    assert_same(A.linalg_cholesky_ex.default, torch.triu(x) if upper else torch.tril(x.T), upper=upper)
+
+
+@pytest.mark.parametrize("bad", [0, 2, 3])
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan")])
+def test_cholesky_says_where_it_failed(bad: int, value: float) -> None:
+    x = torch.stack([spd(), spd()])
+    # Positive up to there: the Schur complement of the leading block is `value`.
+    x[1] = torch.eye(4)
+    x[1, bad, bad] = value
+    want = A.linalg_cholesky_ex(x)
+    got = lowered(A.linalg_cholesky_ex.default, list(want), x)
+    assert got[1].tolist() == want[1].tolist() == [0, bad + 1]
+    torch.testing.assert_close(got[0][0], want[0][0])
+    assert_same_error(A.cholesky.default, x, x)
+    assert_same_error(A.cholesky.default, x[1], x[1])
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 5, 3), (3, 5), (2, 0, 3, 3)], ids=str)
+def test_lu(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    assert_same(A.linalg_lu_factor_ex.default, x)
+    assert_same(A.linalg_lu.default, x)
+    lu, pivots, _ = A.linalg_lu_factor_ex(x)
+    assert_same(A.lu_unpack.default, lu, pivots)
+    assert_same(A.lu_unpack.default, lu, pivots, True, False)
+
+
+def test_singular_matrices_are_reported_in_info() -> None:
+    x = torch.stack([torch.diag(torch.tensor(d)) for d in ([1.0, 2.0, 3.0], [1.0, 0.0, 0.0], [1.0, 2.0, 0.0])])
+    assert lowered(A.linalg_inv_ex.default, list(A.linalg_inv_ex(x)), x)[1].tolist() == [0, 2, 3]
+    assert_same(A.linalg_lu_factor_ex.default, x)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("adjoint", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_lu_solve(left: bool, adjoint: bool, dtype: torch.dtype) -> None:
+    lu, pivots = torch.linalg.lu_factor(torch.randn(3, 4, 4, dtype=dtype))
+    assert_same(A.linalg_lu_solve.default, lu, pivots, torch.randn(3, 4, 4, dtype=dtype), left=left, adjoint=adjoint)
+
+
+def test_values_that_are_not_finite_raise() -> None:
+    x = torch.randn(3, 3)
+    x[1, 1] = torch.inf
+    assert_same_error(A.linalg_pinv.atol_rtol_tensor, x, x)
+
+
+def test_vectors_stay_with_aten() -> None:
+    x = torch.randn(3, 3)
+    for op in (A._linalg_svd.default, A._linalg_eigh.default):
+        with pytest.raises(NoLowering):
+            lowered(op, list(op(x)), x)
+
+
+def test_a_finished_executable_finds_lapack_in_another_process(tmp_path: Path) -> None:
+    compiled = jax.jit(jax.lax.linalg.lu).lower(jax.ShapeDtypeStruct((3, 3), "float32")).compile()
+    file = tmp_path / "executable"
+    file.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    program = f"""
+import pickle, numpy as np
+from jax.experimental import serialize_executable
+from fused_eager.fusion_rules.lapack import prepare
+prepare()
+loaded = serialize_executable.deserialize_and_load(*pickle.loads(open({str(file)!r}, "rb").read()))
+print(loaded(np.eye(3, dtype=np.float32) * 2)[0].trace())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "6.0"
