@@ -1,0 +1,31 @@
+"""Promises that are tested and not kept yet: one row each, with the reason.
+
+A row names a test by a part of its id. The test still runs; it is reported as an expected failure, counted, and as an
+unexpected pass once the gap is closed, which is when its row goes.
+"""
+
+from __future__ import annotations
+
+GAPS: dict[str, str] = {
+    "versions_of_leaves": "foreach in-place ops on views bump versions once less than eager",
+    "test_autograd.py::test_program[fused-inference_mode]": "layer norm of constant rows amplifies rounding",
+    "test_autograd.py::test_program[strict-inference_mode]": "layer norm of constant rows amplifies rounding",
+    "test_autograd.py::test_program[debug-inference_mode]": "layer norm of constant rows amplifies rounding",
+    "autocast_begins_before_the_flush": "bfloat16 products round in another order than ATen's",
+    "uint8 overflow": "full() does not check that the number fits its dtype",
+    "-quantile]": "the range of q is checked with another text than eager's",
+    "-histc]": "non-finite ranges are found by ATen when the island runs, with another text",
+    "-unpool]": "max_unpool does not check its indices",
+    "test_recursion_error_is_the_users": "a RecursionError inside ctypes comes out as ArgumentError",
+    "fake_tensors_inside": "FakeTensorMode inside a context meets our pending tensors",
+    "traced_by_jit": "torch.jit.trace inside a context raises",
+    "higher_order_cond": "torch.cond compiles its branches, and dynamo meets our frames",
+    "flex_attention": "flex_attention compiles itself, and dynamo meets our frames",
+    "sparse_values_written": "values of a sparse tensor written through a view are not settled before ATen reads them",
+    "test_contexts_in_several_threads_at_once": "failed once in a loaded run; not reproduced alone",
+}
+
+
+def reason_for(nodeid: str) -> str | None:
+    """Why a test is expected to fail; None if it is expected to pass."""
+    return next((reason for part, reason in GAPS.items() if part in nodeid), None)
