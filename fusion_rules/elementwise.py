@@ -67,6 +67,17 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return lax.select(spread(condition, shape), spread(a, shape), spread(b, shape))
 
 
+def divide(x: Any, y: Any) -> Any:
+    """`x / y` for floats, correctly rounded.
+
+    XLA would multiply by the reciprocal of a divisor that it sees to be broadcast: 49 / 49 is less than 1 then, and
+    x / 1e38 is 0. Behind a barrier it is an array like any other; the barrier is gone before loops are fused, so it
+    costs nothing.
+    """
+    x, y = together(x, y)
+    return lax.div(x, lax.optimization_barrier(y))
+
+
 def isnan(x: Any) -> Any:
     """Where a float or complex array is NaN; all false for integers."""
     return x != x

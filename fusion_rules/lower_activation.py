@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, enter_unary, isnan, kind, narrow, spread, where
+from .elementwise import as_array, divide, enter_unary, isnan, kind, narrow, spread, where
 from .lower_compare import at_least, at_most
 from .lowering import Context
 from .rule import OpClass, Promote, rule
@@ -37,7 +37,7 @@ def relu(x: Any) -> Any:
 
 
 def _hardsigmoid(x: Any) -> Any:
-    return at_most(at_least(x + 3, 0), 6) / 6
+    return divide(at_most(at_least(x + 3, 0), 6), 6)
 
 
 def _softplus_of(x: Any) -> Any:
@@ -115,7 +115,7 @@ def mish_backward(cx: Context, grad_output: Any, self: Any) -> Any:
 @_pointwise("softplus")
 def softplus(cx: Context, self: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     scaled = self * beta
-    return where(scaled > threshold, self, _softplus_of(scaled) / beta)
+    return where(scaled > threshold, self, divide(_softplus_of(scaled), beta))
 
 
 @_pointwise("softplus_backward")
@@ -194,12 +194,12 @@ def hardtanh_backward(cx: Context, grad_output: Any, self: Any, min_val: Any, ma
 
 @_pointwise("hardsigmoid_backward")
 def hardsigmoid_backward(cx: Context, grad_output: Any, self: Any) -> Any:
-    return where((self > -3) & (self < 3), grad_output / 6, 0)
+    return where((self > -3) & (self < 3), divide(grad_output, 6), 0)
 
 
 @_pointwise("hardswish_backward")
 def hardswish_backward(cx: Context, grad_output: Any, self: Any) -> Any:
-    inner = grad_output * (self / 3 + as_array(0.5, self.dtype))
+    inner = grad_output * (divide(self, 3) + as_array(0.5, self.dtype))
     return where(self <= -3, 0, where(self >= 3, grad_output, inner))
 
 

@@ -6,23 +6,29 @@ statistics return the new ones: the caller writes them where they belong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from .axes import count, moments, quotient, total, upcast
+from .axes import again, average, count, quotient, total, upcast
 from .elementwise import as_array
 from .lower_norm import channels, wanted
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
+from .spec import Spec
 
 
 def _squeezed(x: Any) -> Any:
     # XLA:CPU reduces [N, C, 1, 1] over (0, 2, 3) in a strided loop that is 5 times slower than [N, C] over 0.
     return lax.reshape(x, x.shape[:2]) if x.ndim > 2 and count(x, tuple(range(2, x.ndim))) == 1 else x
+
+
+def _channel_is_last(out: Spec) -> bool:
+    return len(out.shape) == 2 or math.prod(out.shape[2:]) == 1 or (out.strides[1] == 1 and out.shape[1] > 1)
 
 
 def _flat(v: Any) -> Any:
@@ -59,10 +65,13 @@ class Normalized:
         axes = tuple(a for a in range(x.ndim) if a != 1)
         self.running = running
         if training:
-            mean, _, squares = moments(x, axes)
             n = count(x, axes)
-            # ATen keeps every statistic in the dtype that it saves, and goes on from there.
-            mean, squares = rounded(mean, cx.out[1].dtype), rounded(squares, cx.out[1].dtype)
+            # ATen keeps every statistic in the dtype that it saves, and goes on from there. Only its kernel for
+            # inputs with the channel outside takes the variance about the unrounded mean.
+            exact = average(x, axes)
+            mean = rounded(exact, cx.out[1].dtype)
+            centred = x - (mean if _channel_is_last(cx.out[0]) else exact)
+            squares = rounded(total(centred * centred, axes), cx.out[1].dtype)
             invstd = _inverse_deviation(quotient(squares, n), eps)
             if running[0] is not None and running[1] is not None:
                 unbiased = quotient(squares, n - 1)
@@ -166,14 +175,14 @@ def batch_norm_backward(
     else:
         mean = channels(running_mean, x.ndim).astype(x.dtype)
         invstd = _inverse_deviation(channels(running_var, x.ndim).astype(x.dtype), eps)
-    centred = x - mean
-    sums, dots = total(dy, axes), total(dy * centred, axes)
-    slope = invstd if weight is None else invstd * channels(weight, x.ndim).astype(x.dtype)
+    sums, dots = total(dy, axes), total(dy * (x - again(mean)[0]), axes)
+    gain = invstd if weight is None else invstd * channels(weight, x.ndim).astype(x.dtype)
     if train:
         n = count(x, axes)
-        dx = (dy - quotient(sums, n) - centred * quotient(dots * invstd * invstd, n)) * slope
+        gain, offset, slope = again(gain, quotient(sums, n), quotient(dots * invstd * invstd, n))
+        dx = (dy - offset - (x - mean) * slope) * gain
     else:
-        dx = dy * slope
+        dx = dy * gain
     return wanted(output_mask, lax.reshape(dx, input.shape), _flat(dots * invstd), _flat(sums))
 
 

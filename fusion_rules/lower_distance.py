@@ -81,7 +81,7 @@ def _pull_back(grad: Any, difference: Any, distance: Any, p: float) -> Any:
 @rule("_cdist_backward.default", OpClass.REDUCTION)
 def cdist_backward(cx: Context, grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
     shape = cx.out[0].shape
-    if 0 in shape or x2.shape[-2] == 0:
+    if 0 in shape or cdist.size == 0:
         return lax.full(shape, 0, x1.dtype)
     difference = _differences(x1, x2, shape[:-2])
     pulled = _pull_back(grad[..., None], difference, cdist[..., None], p)

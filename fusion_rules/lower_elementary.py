@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, copysign, enter_unary, kind, where
+from .elementwise import as_array, copysign, divide, enter_unary, kind, where
 from .lowering import Context
 from .rule import OpClass, Promote, rule
 
@@ -41,7 +41,7 @@ def sgn(x: Any) -> Any:
     if kind(x) == "c":
         size = absolute(x)
         size = where(size == 0, 1, size)
-        return lax.complex(x.real / size, x.imag / size)
+        return lax.complex(divide(x.real, size), divide(x.imag, size))
     if kind(x) == "b":
         return x
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
@@ -161,7 +161,7 @@ def round_decimals(cx: Context, self: Any, *, decimals: int = 0) -> Any:
     if kind(self) != "f":
         return self
     scale = as_array(10.0 ** abs(decimals), self.dtype)
-    return _round(self * scale) / scale if decimals >= 0 else _round(self / scale) * scale
+    return divide(_round(self * scale), scale) if decimals >= 0 else _round(divide(self, scale)) * scale
 
 
 @rule("frexp.Tensor", OpClass.POINTWISE, promote=Promote.DEFAULT)

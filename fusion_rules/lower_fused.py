@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, where
+from .elementwise import as_array, divide, where
 from .lower_pointwise import lerp
 from .lowering import Context
 from .rule import OpClass, rule
@@ -35,7 +35,7 @@ class Step:
         self.maximize = maximize
 
     def unscaled(self, grad: Any) -> Any:
-        return grad if self.scale is None else grad / self.scale.reshape(()).astype(grad.dtype)
+        return grad if self.scale is None else divide(grad, self.scale.reshape(()).astype(grad.dtype))
 
     def keep(self, new: list[Any], old: list[Any]) -> list[Any]:
         """The new values, or the old ones if this step is skipped."""
@@ -86,7 +86,7 @@ def _adam(decoupled: bool) -> Any:
             if amsgrad:
                 top = lax.max(_wide(max_exp_avg_sqs[i]), square)
                 out[4].append(top)
-            x = x - size * mean / (lax.sqrt(top) / root + as_array(eps, dtype))
+            x = x - size * mean / (divide(lax.sqrt(top), root) + as_array(eps, dtype))
             for column, value in zip((out[0], out[2], out[3]), (x, mean, square), strict=True):
                 column.append(value)
         old = [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]

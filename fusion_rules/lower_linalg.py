@@ -170,7 +170,8 @@ def linalg_householder_product(cx: Context, input: Any, tau: Any) -> Any:
         return input
     k = tau.shape[-1]
     if k == 0:
-        return jnp.broadcast_to(jnp.eye(*input.shape[-2:], dtype=input.dtype), input.shape)
+        m, n = input.shape[-2:]
+        return jnp.broadcast_to(jnp.eye(m, n, dtype=input.dtype), input.shape)
     return linalg.householder_product(input, tau)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from jax import lax
 
 from .axes import average, total
-from .elementwise import as_array, narrow, where
+from .elementwise import as_array, divide, narrow, where
 from .lower_activation import log_sigmoid
 from .lower_compare import at_least
 from .lowering import Context
@@ -25,7 +25,7 @@ def _reduced(cx: Context, loss: Any, reduction: int) -> Any:
 
 def _shared(grad_output: Any, like: Any, reduction: int) -> Any:
     """What every element gets of the incoming gradient."""
-    return grad_output / as_array(like.size, like.dtype) if reduction == MEAN else grad_output
+    return divide(grad_output, as_array(like.size, like.dtype)) if reduction == MEAN else grad_output
 
 
 def _loss(name: str) -> Any:
@@ -51,7 +51,7 @@ def mse_loss_backward(cx: Context, grad_output: Any, self: Any, target: Any, red
 def smooth_l1_loss(cx: Context, self: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
     beta = as_array(beta, self.dtype)
     error = lax.abs(self - target)
-    return _reduced(cx, where(error < beta, error * error / (2 * beta), error - beta / 2), reduction)
+    return _reduced(cx, where(error < beta, divide(error * error, 2 * beta), error - beta / 2), reduction)
 
 
 @_derivative("smooth_l1_loss_backward")
@@ -59,7 +59,7 @@ def smooth_l1_loss_backward(
     cx: Context, grad_output: Any, self: Any, target: Any, reduction: int, beta: float
 ) -> Any:
     grad, error, beta = _shared(grad_output, self, reduction), self - target, as_array(beta, self.dtype)
-    return where(error <= -beta, -grad, where(error >= beta, grad, error * grad / beta))
+    return where(error <= -beta, -grad, where(error >= beta, grad, divide(error * grad, beta)))
 
 
 @_loss("huber_loss")

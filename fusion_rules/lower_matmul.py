@@ -116,7 +116,7 @@ def addbmm(cx: Context, self: Any, batch1: Any, batch2: Any, *, beta: Any = None
     first = rounded(_affine(cx, self, product(batch1[0], batch2[0], MM), beta, alpha), dtype)
 
     def add(total: Any, pair: Any) -> Any:
-        return rounded(_affine(cx, total, product(*pair, MM), None, alpha), dtype), None
+        return rounded(_affine(cx, total, product(pair[0], pair[1], MM), None, alpha), dtype), None
 
     return lax.scan(add, first, (batch1[1:], batch2[1:]))[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import Axes, average, axis_of, count, moments, quotient, total, upcast
+from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, total, upcast
 from .elementwise import need, spread
 from .lowering import Context
 from .rule import OpClass, rule
@@ -51,9 +51,10 @@ def _last(ndim: int, normalized_shape: Sequence[int]) -> Axes:
 def layer_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     x = upcast(input)
     axes = _last(x.ndim, normalized_shape)
-    mean, centred, squares = moments(x, axes)
+    mean, _, squares = moments(x, axes)
     rstd = reciprocal_root(quotient(squares, count(x, axes)), eps)
-    return affine(centred * rstd, weight, bias), mean, rstd
+    centre, scale = apart(cx, x, mean, rstd)
+    return affine((x - centre) * scale, weight, bias), mean, rstd
 
 
 @rule("native_layer_norm_backward.default", OpClass.NORMALIZATION)
@@ -73,11 +74,17 @@ def layer_norm_backward(
     # The gradient of normalising one number is 0 exactly; eager's rounding errors, times 1/eps, are not.
     need(count(x, axes) != 1 or not output_mask[0], "eager's result is rounding error alone")
     rest = tuple(range(x.ndim - len(axes)))
-    rstd = upcast(rstd).astype(x.dtype)
-    normal = (x - upcast(mean).astype(x.dtype)) * rstd
-    scaled = affine(dy, weight, None)
-    dx = (scaled - average(scaled, axes) - normal * average(scaled * normal, axes)) * rstd
-    return wanted(output_mask, dx, lax.reduce_sum(dy * normal, rest), lax.reduce_sum(dy, rest))
+    mean, rstd = upcast(mean).astype(x.dtype), upcast(rstd).astype(x.dtype)
+    # Three loops over `x` and `dy`, none of which should wait for what another one stores.
+    gamma = upcast(weight).astype(x.dtype) if weight is not None else lax.full(normalized_shape, 1, x.dtype)
+    mean_2, rstd_2, gamma_2 = again(mean, rstd, gamma)
+    mean_3, gamma_3 = again(mean_2, gamma_2)
+    offset = average(affine(dy, gamma, None), axes)
+    slope = average(affine(dy, gamma_2, None) * (x - mean), axes) * rstd * rstd
+    offset, slope = apart(cx, x, offset, slope)
+    dx = (affine(dy, gamma_3, None) - offset - (x - mean_2) * slope) * rstd
+    dgamma = lax.reduce_sum(dy * ((x - mean_3) * rstd_2), rest)
+    return wanted(output_mask, dx, dgamma, lax.reduce_sum(dy, rest))
 
 
 @rule("_fused_rms_norm.default", OpClass.NORMALIZATION)
@@ -85,7 +92,7 @@ def rms_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight: A
     x = upcast(input)
     axes = _last(x.ndim, normalized_shape)
     rstd = reciprocal_root(average(x * x, axes), np.finfo(x.dtype).eps if eps is None else eps)
-    return affine(x * rstd, weight, None), rstd
+    return affine(x * apart(cx, x, rstd)[0], weight, None), rstd
 
 
 @rule("_fused_rms_norm_backward.default", OpClass.NORMALIZATION)
@@ -115,13 +122,15 @@ def group_norm(
     cx: Context, input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
 ) -> Any:
     x = lax.reshape(upcast(input), (N, group, C // group, HxW))
-    mean, centred, squares = moments(x, (2, 3))
+    mean, _, squares = moments(x, (2, 3))
     rstd = reciprocal_root(quotient(squares, count(x, (2, 3))), eps)
-    y = centred * rstd
-    if weight is not None:
-        y = y * lax.reshape(upcast(weight).astype(x.dtype), (1, group, C // group, 1))
+    # As in ATen, one slope and one offset per channel.
+    slope = rstd if weight is None else rstd * lax.reshape(upcast(weight).astype(x.dtype), (1, group, C // group, 1))
+    offset = -mean * slope
     if bias is not None:
-        y = y + lax.reshape(upcast(bias).astype(x.dtype), (1, group, C // group, 1))
+        offset = offset + lax.reshape(upcast(bias).astype(x.dtype), (1, group, C // group, 1))
+    slope, offset = apart(cx, x, slope, offset)
+    y = x * slope + offset
     return lax.reshape(y, input.shape), lax.reshape(mean, (N, group)), lax.reshape(rstd, (N, group))
 
 
@@ -145,11 +154,12 @@ def group_norm_backward(
     rstd = lax.reshape(upcast(rstd).astype(x.dtype), (N, group, 1, 1))
     # Sums over positions first: they serve the input's gradient and the parameters'.
     by_channel = total(dy, (3,))
-    by_channel_dot = total(dy * (x - mean), (3,))
+    by_channel_dot = total(dy * (x - again(mean)[0]), (3,))
     scale = 1 if weight is None else lax.reshape(upcast(weight).astype(x.dtype), (1, group, C // group, 1))
     n = count(x, (2, 3))
     offset = quotient(total(by_channel * scale, (2,)), n)
     slope = quotient(total(by_channel_dot * scale, (2,)) * rstd * rstd, n)
+    offset, slope = apart(cx, x, offset, slope)
     dx = (dy * scale - offset - (x - mean) * slope) * rstd
     dgamma = lax.reduce_sum(by_channel_dot * rstd, (0, 3))
     dbeta = lax.reduce_sum(by_channel, (0, 3))

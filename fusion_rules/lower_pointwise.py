@@ -13,6 +13,7 @@ from jax import lax
 from .elementwise import (
     as_array,
     copysign,
+    divide,
     enter_binary,
     is_one,
     isnan,
@@ -56,7 +57,7 @@ def mul(cx: Context, self: Any, other: Any) -> Any:
 
 @rule(["div.Tensor", "div.Scalar"], OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)
 def div(cx: Context, self: Any, other: Any) -> Any:
-    return self / other
+    return divide(self, other)
 
 
 def _divisor(cx: Context, other: Any) -> Any:
@@ -73,12 +74,13 @@ def _floor_quotient(cx: Context, x: Any, y: Any) -> Any:
     step = (lambda v: v) if np.ndim(y) == 0 else (lambda v: narrow(cx, v))
     x, y = together(x, y)
     rest = lax.rem(x, y)
-    quotient = step(step(x - rest) / y)
+    quotient = step(divide(step(x - rest), y))
     quotient = where((rest != 0) & ((y < 0) != (rest < 0)), step(quotient - 1), quotient)
     low = lax.floor(quotient)
     low = where(step(quotient - low) > 0.5, step(low + 1), low)
-    low = where(quotient == 0, copysign(jnp.zeros_like(quotient), x / y), low)
-    return where(y == 0, x / y, low)
+    plain = divide(x, y)
+    low = where(quotient == 0, copysign(jnp.zeros_like(quotient), plain), low)
+    return where(y == 0, plain, low)
 
 
 def _divide_floor(cx: Context, x: Any, y: Any) -> Any:
@@ -94,14 +96,15 @@ def _divide_floor(cx: Context, x: Any, y: Any) -> Any:
 
 def _divide_trunc(cx: Context, x: Any, y: Any) -> Any:
     if kind(x) == "f":
-        return trunc(narrow(cx, x / y) if np.ndim(y) else x / y)
+        quotient = divide(x, y)
+        return trunc(narrow(cx, quotient) if np.ndim(y) else quotient)
     return lax.div(*together(x, _divisor(cx, y)))
 
 
 @rule(["div.Tensor_mode", "div.Scalar_mode"], OpClass.POINTWISE, promote=Promote.DEFAULT)
 def div_mode(cx: Context, self: Any, other: Any, *, rounding_mode: str | None) -> Any:
     if rounding_mode is None:
-        return self.astype(_float_of(cx)) / as_array(other, _float_of(cx))
+        return divide(as_array(self, _float_of(cx)), as_array(other, _float_of(cx)))
     self, other = _arrays(self, other)
     return (_divide_floor if rounding_mode == "floor" else _divide_trunc)(cx, self, other)
 
@@ -294,4 +297,4 @@ def addcmul(cx: Context, self: Any, tensor1: Any, tensor2: Any, *, value: Any = 
 
 @rule("addcdiv.default", OpClass.POINTWISE, promote=Promote.DEFAULT)
 def addcdiv(cx: Context, self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return self + (tensor1 if is_one(value) else value * tensor1) / tensor2
+    return self + divide(tensor1 if is_one(value) else value * tensor1, tensor2)

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import at_least_1d, axis_of, keep_axes, total, upcast
+from .axes import apart, at_least_1d, axis_of, keep_axes, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
 
 
-def _shifted(x: Any, axis: int) -> Any:
-    return x - keep_axes(lax.reduce_max(x, (axis,)), (axis,))
+def _shifted(cx: Context, x: Any, axis: int) -> Any:
+    return x - apart(cx, x, keep_axes(lax.reduce_max(x, (axis,)), (axis,)))[0]
 
 
-def softmax_along(x: Any, axis: int) -> Any:
+def softmax_along(cx: Context, x: Any, axis: int) -> Any:
     """Softmax of a float array; a row of -inf gives NaN, as in eager."""
-    powers = lax.exp(_shifted(x, axis))
-    return powers / total(powers, (axis,))
+    powers = lax.exp(_shifted(cx, x, axis))
+    return powers / apart(cx, x, total(powers, (axis,)))[0]
 
 
 def _prepared(self: Any, dim: int) -> tuple[Any, int]:
@@ -30,14 +30,14 @@ def _prepared(self: Any, dim: int) -> tuple[Any, int]:
 
 @rule("_softmax.default", OpClass.NORMALIZATION)
 def softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
-    return lax.reshape(softmax_along(*_prepared(self, dim)), self.shape)
+    return lax.reshape(softmax_along(cx, *_prepared(self, dim)), self.shape)
 
 
 @rule("_log_softmax.default", OpClass.NORMALIZATION)
 def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
     x, axis = _prepared(self, dim)
-    shifted = _shifted(x, axis)
-    sums = total(lax.exp(shifted), (axis,))
+    shifted = _shifted(cx, x, axis)
+    sums = apart(cx, x, total(lax.exp(shifted), (axis,)))[0]
     if axis == x.ndim - 1 and cx.out[0].device.type == "cpu":
         # ATen's kernel for the last dimension keeps the sum and its logarithm in the result's dtype.
         dtype = cx.out[0].dtype
@@ -49,14 +49,14 @@ def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
 def softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     grad, axis = _prepared(grad_output, dim)
     y = upcast(at_least_1d(output))
-    return lax.reshape((grad - total(grad * y, (axis,))) * y, output.shape)
+    return lax.reshape((grad - apart(cx, grad, total(grad * y, (axis,)))[0]) * y, output.shape)
 
 
 @rule("_log_softmax_backward_data.default", OpClass.NORMALIZATION)
 def log_softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     grad, axis = _prepared(grad_output, dim)
     y = upcast(at_least_1d(output))
-    return lax.reshape(grad - lax.exp(y) * total(grad, (axis,)), output.shape)
+    return lax.reshape(grad - lax.exp(y) * apart(cx, grad, total(grad, (axis,)))[0], output.shape)
 
 
 @rule("_safe_softmax.default", OpClass.NORMALIZATION)
@@ -64,7 +64,7 @@ def safe_softmax(cx: Context, self: Any, dim: int, dtype: Any = None) -> Any:
     x, axis = _prepared(self if dtype is None else convert(self, dtype), dim)
     # A row in which everything is masked is 0 here, not NaN.
     empty = keep_axes(lax.reduce_and(x == -np.inf, (axis,)), (axis,))
-    return lax.reshape(where(empty, 0, softmax_along(x, axis)), self.shape)
+    return lax.reshape(where(empty, 0, softmax_along(cx, x, axis)), self.shape)
 
 
 def _mask_like(mask: Any, x: Any, mask_type: int | None) -> Any:
@@ -83,7 +83,7 @@ def masked_softmax(cx: Context, self: Any, mask: Any, dim: int | None = None, ma
     if self.ndim == 0:
         mask = at_least_1d(mask)
     mask = _mask_like(mask, x, mask_type)
-    return lax.reshape(softmax_along(where(mask, -np.inf, x), axis), self.shape)
+    return lax.reshape(softmax_along(cx, where(mask, -np.inf, x), axis), self.shape)
 
 
 @rule("_masked_softmax_backward.default", OpClass.NORMALIZATION)

@@ -1,7 +1,9 @@
 """Sorting, selection by rank, and search in sorted sequences.
 
 Where torch leaves open which of several equal elements it names (`sort` without `stable`, `topk`, `kthvalue`, `mode`),
-it is the first of them here, except for `mode`, where it is the last, as in ATen up to 16 elements.
+ATen's answer follows from the inner workings of `std::sort` and `std::nth_element`. Such an op is lowered for float32
+and float64, in which equal elements are rare: there it is the first of them (for `mode` the last). Integers, booleans
+and half types go to ATen.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ import torch
 from jax import lax
 
 from .axes import at_least_1d, axis_of, index_along, keep_axes
-from .elementwise import NUMBERS, isnan, kind, where
+from .elementwise import NUMBERS, isnan, kind, need, where
 from .lowering import Context
 from .ordering import pick, search, stable_order
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE, torch_dtype
+
+
+def _decline_open_ties(x: Any) -> None:
+    need(kind(x) == "f" and x.dtype.itemsize >= 4, "which of several equal elements is meant is up to ATen's algorithm")
+
 
 # --- sort and topk
 
@@ -26,6 +33,8 @@ from .spec import JAX_DTYPE, torch_dtype
 def sort(cx: Context, self: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
     x = at_least_1d(self)
     axis = axis_of(dim, x.ndim)
+    if not stable:
+        _decline_open_ties(x)
     order = stable_order(x, axis, descending)
     return lax.reshape(pick(x, order, axis), self.shape), lax.reshape(order, self.shape)
 
@@ -33,10 +42,9 @@ def sort(cx: Context, self: Any, dim: int = -1, descending: bool = False, *, sta
 def _top(x: Any, k: int, axis: int, largest: bool) -> Any:
     """Positions of the k largest or smallest elements along an axis, best first."""
     n = x.shape[axis]
-    if kind(x) != "f" or x.dtype.itemsize > 4 or 4 * k > n:
+    if x.dtype != np.float32 or 4 * k > n:
         return lax.slice_in_dim(stable_order(x, axis, largest), 0, k, axis=axis)
     # XLA has a fast kernel for a few of many float32. It compares bits: a NaN is as large as its sign is positive.
-    x = x.astype(np.float32)
     if largest:
         ranked = where(isnan(x), np.asarray(np.nan, x.dtype), where(x == 0, 0, x))
     else:
@@ -53,6 +61,7 @@ def topk(cx: Context, self: Any, k: int, dim: int = -1, largest: bool = True, so
     axis = axis_of(dim, x.ndim)
     if 0 in cx.out[0].shape:
         return lax.full(cx.out[0].shape, 0, x.dtype), lax.full(cx.out[0].shape, 0, np.int64)
+    _decline_open_ties(x)
     found = _top(x, k, axis, largest)
     return lax.reshape(pick(x, found, axis), cx.out[0].shape), lax.reshape(found, cx.out[1].shape)
 
@@ -69,6 +78,7 @@ def _selected(cx: Context, x: Any, index: Any, axis: int) -> Any:
 def kthvalue(cx: Context, self: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     x = at_least_1d(self)
     axis = axis_of(dim, x.ndim)
+    _decline_open_ties(x)
     return _selected(cx, x, lax.slice_in_dim(stable_order(x, axis), k - 1, k, axis=axis), axis)
 
 
@@ -108,6 +118,9 @@ _enter_median("nanmedian", True)
 def mode(cx: Context, self: Any, dim: int = -1, keepdim: bool = False) -> Any:
     x = at_least_1d(self)
     axis = axis_of(dim, x.ndim)
+    # Up to 16 elements `std::sort` is an insertion sort, and keeps equal elements in order.
+    if x.shape[axis] > 16:
+        _decline_open_ties(x)
     order = stable_order(x, axis)
     ranked = pick(x, order, axis)
     n = x.shape[axis]

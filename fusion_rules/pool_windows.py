@@ -70,8 +70,6 @@ class Adaptive:
     def kernel(self) -> int:
         return int((self.ends - self.starts).max(initial=0))
 
-    tiles = False
-
     def position(self, t: int) -> np.ndarray:
         return np.where(self.starts + t < self.ends, self.starts + t, -1)
 
@@ -244,9 +242,10 @@ def place_maxima(g: jax.Array, index: jax.Array, axes: tuple[Axis | Adaptive, ..
     size = tuple(a.size for a in axes)
     lead = g.shape[: g.ndim - len(axes)]
     index = index.astype(jnp.int32)
-    if all(a.tiles for a in axes):
+    tiled = [a for a in axes if isinstance(a, Axis) and a.tiles]
+    if len(tiled) == len(axes):
         own: Any = 0
-        for i, a in enumerate(axes):
+        for i, a in enumerate(tiled):
             axis = len(lead) + i
             g, index = (
                 pad_axis(jnp.repeat(v, a.kernel, axis), axis, 0, -a.high, fill=f) for v, f in ((g, 0), (index, -1))

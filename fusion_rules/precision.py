@@ -31,7 +31,7 @@ def _cudnn_tf32() -> bool:
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 def switches() -> tuple[tuple[str, str], ...]:
