@@ -30,7 +30,9 @@ def view(home: torch.Tensor, g: Geometry) -> torch.Tensor:
     """The view `g` over a home."""
     flat = home.reshape(-1)
     if flat.dtype != g.dtype:
-        flat = flat.view(g.dtype)
+        # A storage may end with bytes that make no whole element of the other dtype.
+        whole = flat.nbytes // g.dtype.itemsize * g.dtype.itemsize // flat.dtype.itemsize
+        flat = flat[:whole].view(g.dtype)
     out = flat.as_strided(g.size, g.stride, g.offset)
     out = out.conj() if g.conj else out
     return out._neg_view() if g.neg else out
