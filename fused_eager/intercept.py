@@ -81,6 +81,9 @@ class FrontDoor(TorchDispatchMode):
             return native.run_at_once(stream, info, args, kwargs, Reason("region.unstable"))
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
+        if info.written and info.op._schema.name.startswith("aten::_foreach_"):
+            # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
+            torch.autograd.graph.increment_version(args[info.written[0]])
         pending = len(stream.nodes)
         if mode == "fused":
             if pending >= config.max_pending:

@@ -279,9 +279,6 @@ def _append(
             site.here(),
         )
     )
-    if call.written and info.op._schema.name.startswith("aten::_foreach_"):
-        # The elements of a list have no version bump above us; ATen's own kernel makes it, one by one.
-        torch.autograd.graph.increment_version([tensors[i] for i in call.written])
     template = call.template
     if type(template) is Fresh:
         return fresh[0]

@@ -24,6 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         reason = reason_for(item.nodeid)
         if reason is not None:
-            item.add_marker(pytest.mark.xfail(reason=reason))
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
         if "tests/semantics/" in item.nodeid and ("[debug" in item.nodeid or "[strict" in item.nodeid):
             item.add_marker(pytest.mark.slow)

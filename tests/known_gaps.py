@@ -7,7 +7,6 @@ unexpected pass once the gap is closed, which is when its row goes.
 from __future__ import annotations
 
 GAPS: dict[str, str] = {
-    "versions_of_leaves": "foreach in-place ops on views bump versions once less than eager",
     "test_autograd.py::test_program[fused-inference_mode]": "layer norm of constant rows amplifies rounding",
     "test_autograd.py::test_program[strict-inference_mode]": "layer norm of constant rows amplifies rounding",
     "test_autograd.py::test_program[debug-inference_mode]": "layer norm of constant rows amplifies rounding",
