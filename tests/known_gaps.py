@@ -23,6 +23,7 @@ GAPS: dict[str, str] = {
     "sparse_values_written": "values of a sparse tensor written through a view are not settled before ATen reads them",
     "test_of_many_threads_one_swaps[fsspec-file]": "a directory behind fsspec has no compare-and-set; two of many may win",
     "test_values_that_are_not_finite_raise": "a check of the linear algebra rows in progress",
+    "test_what_depends_on_a_failure_is_lost": "what is lost after two failures of one run is told with the second",
     "test_contexts_in_several_threads_at_once": "a loss differs in its last place between threads; cause not found",
 }
 
