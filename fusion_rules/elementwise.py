@@ -144,16 +144,15 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
 
 def _truncate(x: Any, want: np.dtype) -> Any:
     # Which register an x86 conversion goes through, by dtype (uint8 through 64 bits, as c10::convert does).
-    register = np.dtype(np.int32 if want in (np.int32, np.int16, np.int8, np.uint16) else np.int64)
+    register = np.int32 if want in (np.int32, np.int16, np.int8, np.uint16) else np.int64
+    top = 2.0**31 if register is np.int32 else 2.0**63
     if x.dtype.itemsize < 4:
         x = x.astype(np.float32)
-    limit = as_array(-float(np.iinfo(register).min), x.dtype)
-    fits = (x >= -limit) & (x < limit)
-    whole = where(fits, x.astype(register), np.asarray(np.iinfo(register).min, register))
+    limit = as_array(top, x.dtype)
+    whole = where((x >= -limit) & (x < limit), x.astype(register), np.asarray(-top, register))
     if want == np.uint64:
-        top = as_array(2.0**63, x.dtype)
-        high = (x - top).astype(np.int64) ^ np.asarray(np.iinfo(np.int64).min, np.int64)
-        whole = where((x >= top) & (x < 2 * top), high, whole)
+        high = (x - limit).astype(np.int64) ^ np.asarray(-top, np.int64)
+        whole = where((x >= limit) & (x < 2 * limit), high, whole)
     return whole.astype(want)
 
 

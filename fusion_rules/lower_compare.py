@@ -16,14 +16,8 @@ from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
 
 
-def _pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two operands, of which one may be a Python number, as arrays of one dtype and shape."""
-    dtype = next(v.dtype for v in (x, y) if hasattr(v, "dtype"))
-    return together(as_array(x, dtype), as_array(y, dtype))
-
-
 def _compare(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    return lambda cx, self, other: function(*_pair(self, other))
+    return lambda cx, self, other: function(*together(self, other))
 
 
 # Numbers are compared in the tensor's own dtype: bfloat16(0.7) == 0.7 holds.
@@ -71,7 +65,7 @@ def _width(x: Any) -> int:
 
 def _shift_operands(x: Any, y: Any) -> tuple[Any, Any, Any]:
     """Value, distance, and where the distance is one that C++ leaves undefined."""
-    x, y = _pair(x, y)
+    x, y = together(x, y)
     need(kind(x) in "iu", "shifts of bools and floats follow rules of their own in eager")
     return x, y, (y < 0) | (y >= _width(x)) if kind(y) == "i" else y >= _width(x)
 
@@ -125,13 +119,13 @@ def where_self(cx: Context, condition: Any, self: Any, other: Any) -> Any:
 
 def at_least(x: Any, low: Any) -> Any:
     """`x`, but no less than `low`; NaN if either is. `x` stays where they are equal: -0.0 is not below 0.0."""
-    x, low = _pair(x, low)
+    x, low = together(x, low)
     return lax.select((x >= low) | isnan(x), x, low) if kind(x) == "f" else lax.max(x, low)
 
 
 def at_most(x: Any, high: Any) -> Any:
     """`x`, but no more than `high`, with the rules of `at_least`."""
-    x, high = _pair(x, high)
+    x, high = together(x, high)
     return lax.select((x <= high) | isnan(x), x, high) if kind(x) == "f" else lax.min(x, high)
 
 

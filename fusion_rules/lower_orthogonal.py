@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -134,16 +135,17 @@ _SHIFTED = _kinds(6, 6, 6, 4)
 
 def _enter(name: str, function: Callable[[Any, Any], Any]) -> None:
     def lower(cx: Context, x: Any, n: Any) -> Any:
-        dtype = next(v.dtype for v in (x, n) if hasattr(v, "dtype"))
-        return function(*together(as_array(x, dtype), as_array(n, dtype)))
+        return function(*together(x, n))
 
     suffixes = ("default", "x_scalar", "n_scalar")
     rule([f"special_{name}.{s}" for s in suffixes], OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)(lower)
 
 
+def _shifted(family: Family, x: Any, n: Any) -> Any:
+    return evaluate(family, x + x - 1, n)
+
+
 for _name, _family in _FAMILIES.items():
-    _enter(_name, lambda x, n, family=_family: evaluate(family, x, n))
+    _enter(_name, functools.partial(evaluate, _family))
 for _name, _family in _SHIFTED.items():
-    _enter(
-        f"shifted_chebyshev_polynomial_{_name}", lambda x, n, family=_family: evaluate(family, x + x - 1, n)
-    )
+    _enter(f"shifted_chebyshev_polynomial_{_name}", functools.partial(_shifted, _family))

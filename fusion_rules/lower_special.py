@@ -97,7 +97,6 @@ def zeta(x: Any, q: Any) -> Any:
 
     XLA's own adds nine terms whatever `q` is, which leaves nothing right below q = -9.
     """
-    x, q = together(x, q)
     whole = q == lax.floor(q)
     # What has no sum is answered below; from 10 on it would not loop.
     answered = (x <= 1) | ((q <= 0) & (whole | (x != lax.floor(x))))
@@ -130,6 +129,7 @@ def zeta(x: Any, q: Any) -> Any:
 
 def _zeta(x: Any, q: Any) -> Any:
     # ATen accumulates in double.
+    x, q = together(x, q)
     return zeta(x.astype(np.float64), q.astype(np.float64))
 
 
@@ -168,24 +168,15 @@ def mvlgamma(cx: Context, self: Any, p: int) -> Any:
 
 def _times_log(log: Any) -> Any:
     def function(x: Any, y: Any) -> Any:
-        dtype = next(v.dtype for v in (x, y) if hasattr(v, "dtype"))
-        x, y = together(as_array(x, dtype), as_array(y, dtype))
+        x, y = together(x, y)
         return where((x == 0) & ~isnan(y), 0, x * log(y))
 
     return function
 
 
-def _both(function: Any) -> Any:
-    def broadcast(x: Any, y: Any) -> Any:
-        dtype = next(v.dtype for v in (x, y) if hasattr(v, "dtype"))
-        return function(*together(as_array(x, dtype), as_array(y, dtype)))
-
-    return broadcast
-
-
 enter_binary({"xlogy": _times_log(lax.log)}, Promote.INT_TO_FLOAT, ("Tensor", "Scalar_Other", "Scalar_Self"))
 enter_binary(
-    {"special_xlog1py": _times_log(lax.log1p), "special_zeta": _both(_zeta)},
+    {"special_xlog1py": _times_log(lax.log1p), "special_zeta": _zeta},
     Promote.INT_TO_FLOAT,
     ("default", "other_scalar", "self_scalar"),
 )

@@ -1,0 +1,96 @@
+"""Factories against eager: exact numbers, ranges, windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_eager.fusion_rules.lowering import NoLowering
+from fused_eager.fusion_rules.rule import hoisted_names
+
+from .errors import assert_same, lowered
+from .harness import LoweringCheck, sweep
+
+A = torch.ops.aten
+
+
+def test_corpus() -> None:
+    names = ["full", "full_like", "new_full", "ones_like", "new_zeros", "fill", "arange", "eye", "linspace", "logspace"]
+    mode = sweep(names, [torch.float32, torch.int64], limit=2, backward=False)
+    assert not mode.problems
+    assert mode.checked
+
+
+def test_fill_values_are_inputs_and_exact() -> None:
+    assert "fill_value" in hoisted_names(A.full.default) and "value" in hoisted_names(A.fill.Scalar)
+    assert lowered(A.full.default, torch.full((2,), -0.0), [2], -0.0)[0].signbit().all()
+    assert not lowered(A.full.default, torch.full((2,), 0.0), [2], 0.0)[0].signbit().any()
+    assert_same(A.full.default, [3], 2**53 + 1)
+    assert_same(A.full.default, [3], 0.1, dtype=torch.float64)
+    assert_same(A.full.default, [3], True)
+    assert_same(A.full.default, [3], 3 + 4j)
+    assert_same(A.full.default, [3], float("nan"), dtype=torch.bfloat16)
+    assert_same(A.scalar_tensor.default, 2.9, dtype=torch.int32)
+    assert_same(A.fill.Scalar, torch.empty(2, dtype=torch.int32), -2.9)
+    assert_same(A.fill.Scalar, torch.empty(2, dtype=torch.bool), 0.5)
+    assert_same(A.fill.Tensor, torch.empty(2, dtype=torch.uint8), torch.tensor(300.0))
+    assert_same(A.zero.default, torch.randn(2, 0))
+
+
+def test_positions_that_grow_are_inputs() -> None:
+    assert hoisted_names(A.arange.start) == hoisted_names(A.arange.start_step) - {"step"}
+    assert not hoisted_names(A.arange.default)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+def test_ranges(dtype: torch.dtype) -> None:
+    with LoweringCheck() as mode:
+        torch.arange(7, dtype=dtype)
+        torch.arange(2, 2, dtype=dtype)
+        torch.arange(9, -3, -2, dtype=dtype)
+        torch.range(1, 4, dtype=dtype)
+        if dtype.is_floating_point:
+            torch.arange(0.5, 3, 0.3, dtype=dtype)
+        for n in (0, 1, 2, 8, 13):
+            torch.linspace(0, 100, n, dtype=dtype)
+            torch.linspace(torch.tensor(-3), 7, n, dtype=dtype)
+            torch.logspace(0, 3, n, base=2, dtype=dtype)
+    assert not mode.problems and not mode.missing
+
+
+def test_large_ranges() -> None:
+    assert_same(A.arange.start, 2**40, 2**40 + 3)
+    assert_same(A.arange.start, -(2**63), -(2**63) + 2)
+    assert_same(A.arange.start_step, 0.0, 1.0, 0.001)
+    assert_same(A.arange.default, 2**24 + 3, dtype=torch.float32)
+    assert_same(A.linspace.default, 1 + 2j, 3 - 1j, 5)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (3, 3), (2, 5), (5, 2)])
+def test_eye(shape: tuple[int, int]) -> None:
+    assert_same(A.eye.m, *shape, dtype=torch.complex64)
+    assert_same(A.eye.default, shape[0])
+
+
+def test_triangles_are_decomposed() -> None:
+    with LoweringCheck() as mode:
+        torch.tril_indices(4, 6, 1)
+        torch.triu_indices(3, 4, -1)
+    assert not mode.problems and not mode.missing
+
+
+@pytest.mark.parametrize("window", ["hann_window", "hamming_window", "blackman_window", "bartlett_window"])
+def test_windows(window: Any) -> None:
+    with LoweringCheck() as mode:
+        for n in (0, 1, 2, 9, 16):
+            for periodic in (True, False):
+                getattr(torch, window)(n, periodic)
+        getattr(torch, window)(12, dtype=torch.float64)
+        torch.hamming_window(7, True, 0.4, 0.6)
+    assert not mode.problems and not mode.missing
+
+
+def test_half_windows_are_declined() -> None:
+    with pytest.raises(NoLowering):
+        lowered(A.hann_window.default, torch.empty(4).half(), 4, dtype=torch.float16)
