@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import jax
 
@@ -15,32 +13,13 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .bounded import Bounded
 from .buffers import Home
 from .events import LOG
+from .executable import Executable, RunCheck, device, direct
 from .key import identity
 from .lower import Function
 from .plan import Region
 from .progress import waiting
 from .site import describe
 from .stream import Node
-
-
-@dataclass(frozen=True, slots=True)
-class RunCheck:
-    """What a row of a region's flags means: the node (its position in the region), and eager's error."""
-
-    node: int
-    error: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags)."""
-
-    call: Callable[..., Any]
-    checks: tuple[RunCheck, ...]
-    seconds: float
-    name: str
-
 
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
@@ -81,7 +60,7 @@ def _compile(
     ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
     started = time.perf_counter()
     # x64 is switched on for this trace alone: the user's own JAX code keeps its setting.
-    with jax.enable_x64(True), waiting(f"compiling {name}", progress):
+    with jax.enable_x64(True), jax.default_device(device()), waiting(f"compiling {name}", progress):
         avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
         avals.append(jax.ShapeDtypeStruct((floats,), "float64"))
         avals.append(jax.ShapeDtypeStruct((ints,), "int64"))
@@ -101,4 +80,8 @@ def _compile(
         inputs=len(region.inputs),
         outputs=len(region.outputs),
     )
-    return Executable(compiled, checks, seconds, name)
+    outputs = [homes[v] for v in region.outputs]
+    return Executable(direct(compiled.runtime_executable(), outputs, len(checks)), checks, seconds, name)
+
+
+__all__ = ["MEMORY", "Executable", "RunCheck", "load_or_compile", "region_name"]

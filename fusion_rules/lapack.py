@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import jax
+import numpy as np
+from jaxlib import lapack
 
 
 @functools.cache
@@ -12,4 +13,4 @@ def prepare() -> None:
     """Let jaxlib find LAPACK. Lowering a linear algebra op does so by itself; loading a finished executable does not,
     and its first call would jump to address 0. Takes 0.1 s, once.
     """
-    jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
+    lapack.prepare_lapack_call("potrf", np.dtype(np.float32))
