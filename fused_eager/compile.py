@@ -10,9 +10,9 @@ import jax
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from . import telling
 from .bounded import Bounded
 from .buffers import Home
-from .events import LOG
 from .executable import Executable, RunCheck, device, direct
 from .key import identity
 from .lower import Function
@@ -58,6 +58,7 @@ def _compile(
     function = Function(nodes, region, bounds)
     floats = sum(type(s) is float for i in region.nodes for s in nodes[i].scalars)
     ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
+    telling.compiling(name)
     started = time.perf_counter()
     # x64 is switched on for this trace alone: the user's own JAX code keeps its setting.
     with jax.enable_x64(True), jax.default_device(device()), waiting(f"compiling {name}", progress):
@@ -71,15 +72,7 @@ def _compile(
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
-    LOG.emit(
-        "compile",
-        region=name,
-        ops=len(region.nodes),
-        seconds=seconds,
-        tracing=traced,
-        inputs=len(region.inputs),
-        outputs=len(region.outputs),
-    )
+    telling.compiled(nodes, region, homes, bounds, name, seconds, traced)
     outputs = [homes[v] for v in region.outputs]
     return Executable(direct(compiled.runtime_executable(), outputs, len(checks)), checks, seconds, name)
 

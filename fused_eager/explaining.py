@@ -9,7 +9,6 @@ from typing import Any
 
 from .context import fused_eager
 from .events import LOG
-from .load import TEXTS, RegionText
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Explanation:
     """
 
     result: Any
-    regions: tuple[RegionText, ...]
+    regions: tuple[dict[str, Any], ...]
     compilations: tuple[str, ...]
     compile_seconds: float
     islands: tuple[tuple[str, str, str], ...]
@@ -28,15 +27,12 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{sum(len(r.ops) for r in self.regions)} ops in {len(self.regions)} regions; {len(self.compilations)} "
+            f"{sum(r['ops'] for r in self.regions)} ops in {len(self.regions)} regions; {len(self.compilations)} "
             f"compiled in {self.compile_seconds:.1f} s"
         ]
         for number, region in enumerate(self.regions):
-            lines.append(f"region {number} [{region.how}], {len(region.ops)} ops, ended by {region.ended_by}")
-            by_line: dict[str, collections.Counter[str]] = {}
-            for op, site in region.ops:
-                by_line.setdefault(str(site), collections.Counter())[op] += 1
-            for line, ops in by_line.items():
+            lines.append(f"region {number} [{region['how']}], {region['ops']} ops, ended by {region['ended_by']}")
+            for line, _, _, ops in region["lines"]:
                 shown = ", ".join(f"{op} x{n}" if n > 1 else op for op, n in ops.items())
                 lines.append(f"    {line}: {shown}")
         lines += [f"island {op} at {place}: {reason}" for op, reason, place in self.islands]
@@ -56,10 +52,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     finally:
         LOG.sinks.remove(seen.append)
     flushes = [e for e in seen if e.kind == "flush"]
+    plans = {e.data["plan"]: e.data["regions"] for e in LOG.of("plan")}
     compiles = [e for e in seen if e.kind == "compile"]
     return Explanation(
         result,
-        tuple(region for e in flushes for region in TEXTS.get(e.data["plan"], ())),
+        tuple(region for e in flushes for region in plans.get(e.data["plan"], ())),
         tuple(e.data["region"] for e in compiles),
         sum(e.data["seconds"] for e in compiles),
         tuple((e.data["op"], e.data["reason"], e.data["site"]) for e in seen if e.kind == "island"),

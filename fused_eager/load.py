@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from . import plan
+from . import plan, telling
 from .bounded import Bounded
 from .buffers import Home
 from .compile import Executable, load_or_compile
@@ -18,7 +17,7 @@ from .hotness import SKELETONS
 from .lower import NodeFailed
 from .plan import Plan, Region
 from .reasons import Reason
-from .site import Site, describe
+from .site import describe
 from .stream import Node, Stream
 
 
@@ -33,19 +32,7 @@ class Ready:
     compiled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RegionText:
-    """One region of a plan for people: how it runs, why it ended, and its ops, each with its line."""
-
-    how: str
-    ended_by: Reason
-    ops: tuple[tuple[str, Site], ...]
-
-
 READY: Bounded[Hashable, Ready] = Bounded(4096)
-# What each plan was, for reports: by `Ready.number`.
-TEXTS: Bounded[int, tuple[RegionText, ...]] = Bounded(4096)
-_numbers = itertools.count()
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
 
@@ -95,17 +82,7 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        return Ready(made, executables, checked, _describe(made, nodes))
-
-
-def _describe(made: Plan, nodes: list[Node]) -> int:
-    """Keep what a plan was, and return its number."""
-    number = next(_numbers)
-    TEXTS[number] = tuple(
-        RegionText(r.how, r.ended_by, tuple((str(nodes[i].op), describe(nodes[i].place)) for i in r.nodes))
-        for r in made.regions
-    )
-    return number
+        return Ready(made, executables, checked, telling.planned(made, nodes, homes))
 
 
 def _homes(stream: Stream) -> dict[int, Home]:
@@ -120,8 +97,10 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     nodes = stream.nodes
     why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
     everything = dict.fromkeys(range(len(nodes)), "unstable")
-    made = plan.make_plan(nodes, live, frozenset(), _homes(stream), everything, len(nodes), why)
-    return Ready(made, tuple(None for _ in made.regions), checked=False, number=_describe(made, nodes), compiled=False)
+    homes = _homes(stream)
+    made = plan.make_plan(nodes, live, frozenset(), homes, everything, len(nodes), why)
+    number = telling.planned(made, nodes, homes)
+    return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, compiled=False)
 
 
 def _executable(stream: Stream, region: Region, homes: dict[int, Home]) -> Executable | None:

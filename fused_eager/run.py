@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import torch
 
-from . import buffers
+from . import buffers, measuring, telling
 from .buffers import LOCK, TABLE, Buffer
 from .compile import Executable
-from .events import LOG
 from .island import run_nodes
 from .load import Ready, load
 from .plan import Region
@@ -62,9 +61,12 @@ class Execution:
     def advance(self) -> None:
         """Run the regions that have not been run."""
         plan = self.ready.plan
+        watch = measuring.watch(self)
         while self.next < len(plan.regions):
             region = plan.regions[self.next]
             executable = self.ready.executables[self.next]
+            if watch is not None:
+                watch.begin(region)
             if not (region.outputs and all(v in self.values for v in region.outputs)):
                 try:
                     if executable is None or any(v not in self.values for v in region.inputs):
@@ -74,6 +76,8 @@ class Execution:
                         self._xla(region, executable)
                 except Exception as error:
                     self.error = self.error or error
+            if watch is not None:
+                watch.end(region)
             for vid in plan.drops[self.next]:
                 self.values.pop(vid, None)
             self.next += 1
@@ -131,8 +135,12 @@ def flush(stream: Stream, reason: Reason) -> None:
             _finish(stream)
         if stream.nodes:
             # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
-            stream.unfinished = _prepare(stream, reason)
-            _finish(stream)
+            began = telling.begin()
+            stream.unfinished = execution = _prepare(stream, reason)
+            try:
+                _finish(stream)
+            finally:
+                telling.flushed(execution, began)
         elif stream.inputs:
             stream.reset()
 
@@ -161,14 +169,6 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
         # Where memory is reused in place, what came before has to be known to be right.
         verify()
-    LOG.emit(
-        "flush",
-        reason=reason.code,
-        detail=reason.detail,
-        plan=ready.number,
-        ops=len(stream.nodes),
-        regions=len(ready.plan.regions),
-    )
     return Execution(stream, ready, assigned, reason)
 
 
@@ -212,6 +212,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
 
     Waits for this value alone, not for what else is under way. Raises as `settle` does.
     """
+    began = telling.begin()
     if b.stream is not None:
         flush(b.stream, reason)
     with LOCK:
@@ -219,7 +220,9 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
             verify()
         if b.error is not None or b.array is None:
             raise lost(b)
-        return buffers.to_tensor(b.array)
+        value = buffers.to_tensor(b.array)
+    telling.synced(reason, began)
+    return value
 
 
 def settle(b: Buffer, reason: Reason) -> None:
@@ -229,6 +232,12 @@ def settle(b: Buffer, reason: Reason) -> None:
         LostValue: an op that it depends on has failed.
         IndexError, ...: a check of something that was run before failed.
     """
+    began = telling.begin()
+    _settle(b, reason)
+    telling.synced(reason, began)
+
+
+def _settle(b: Buffer, reason: Reason) -> None:
     if b.stream is not None:
         flush(b.stream, reason)
     for stream in list(STREAMS):
@@ -254,6 +263,7 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
     Raises:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
+    began, busy = telling.begin(), bool(TABLE)
     errors: list[Exception] = []
 
     def attempt(step: Callable[..., None], *args: Any) -> None:
@@ -269,8 +279,10 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
     attempt(verify)
     for b in list(TABLE.values()):
         if b.error is None and b.stream is None:
-            attempt(settle, b, reason)
+            attempt(_settle, b, reason)
     wait()
+    if busy:
+        telling.synced(reason, began)
     if errors:
         raise errors[0]
 

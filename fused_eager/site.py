@@ -1,11 +1,19 @@
-"""Call sites: the line of the user's program that an op came from."""
+"""Call sites: the line of the user's program that an op came from, the module it belongs to, and whose backward it is.
+
+The line alone is found for every op, so it has to be cheap. The rest is looked for where the event log asks for
+details (`LOG.detailed`): with a report file, in `explain`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,11 +23,17 @@ _is_internal: dict[str, bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of a program. `file` is "?" where no Python frame of the user's is on the stack (an engine's thread)."""
+    """A line of a program. `file` is "?" where no Python frame of the user's is on the stack (an engine's thread).
+
+    `module` is the path of the innermost `nn.Module` whose forward was running, as in `Net.layers.0.attention`; empty
+    outside of modules, and where nobody asked for details. `backward` says that autograd ran the op for this line.
+    """
 
     file: str
     line: int
     function: str
+    module: str = ""
+    backward: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -28,9 +42,32 @@ class Site:
 UNKNOWN = Site("?", 0, "?")
 
 
-def here() -> tuple[CodeType, int] | None:
+class Place(NamedTuple):
+    """What `here` returns when details are wanted: (code, line), as always, and the rest of a `Site`."""
+
+    code: CodeType
+    line: int
+    module: str
+    backward: bool = False
+
+
+_details = 0  # how many have asked for details
+
+
+def here() -> tuple[CodeType, int] | Place | None:
     """The innermost frame outside torch and this library, as (code, line): cheap enough for every op."""
     frame: FrameType | None = sys._getframe(1)
+    if _details:
+        return _in_detail(frame)
+    return _line(frame)
+
+
+def caller() -> Site:
+    """The line of the program that is running: of a flush, a wait, or whatever is no op."""
+    return describe(_line(sys._getframe(1)))
+
+
+def _line(frame: FrameType | None) -> tuple[CodeType, int] | None:
     known = _is_internal
     while frame is not None:
         code = frame.f_code
@@ -44,6 +81,104 @@ def here() -> tuple[CodeType, int] | None:
     return None
 
 
-def describe(place: tuple[CodeType, int] | None) -> Site:
+def describe(place: tuple[Any, ...] | None) -> Site:
     """The `Site` of what `here` returned."""
-    return UNKNOWN if place is None else Site(place[0].co_filename, place[1], place[0].co_name)
+    if place is None:
+        return UNKNOWN
+    if type(place) is Place:
+        return Site(place.code.co_filename, place.line, place.code.co_name, place.module, place.backward)
+    return Site(place[0].co_filename, place[1], place[0].co_name)
+
+
+@contextmanager
+def detailed() -> Iterator[None]:
+    """In the body, `here` returns a `Place`."""
+    ask_for_details(1)
+    try:
+        yield
+    finally:
+        ask_for_details(-1)
+
+
+def ask_for_details(by: int) -> None:
+    """Count one more (1) or one less (-1) who wants details."""
+    global _details
+    _details += by
+
+
+# ---- details -----------------------------------------------------------------------------------------------------
+
+REMEMBERED = 100_000  # forward ops of one thread whose lines are kept for the backward pass
+_CALL = torch.nn.Module._call_impl.__code__
+_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_current_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
+
+
+class _Forward(threading.local):
+    """The forward lines of one thread by autograd's sequence number, which is what ties a gradient to its op."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, Place] = {}
+
+
+_forward = _Forward()
+
+
+def _in_detail(frame: FrameType | None) -> Place | None:
+    at: FrameType | None = None
+    modules: list[Any] = []
+    while frame is not None:
+        code = frame.f_code
+        if code is _CALL:
+            modules.append(frame.f_locals["self"])
+        elif at is None:
+            file = code.co_filename
+            internal = _is_internal.get(file)
+            if internal is None:
+                internal = _is_internal[file] = file.startswith(_INTERNAL)
+            if not internal:
+                at = frame
+        frame = frame.f_back
+    node = _current_node()
+    places = _forward.places
+    if node is not None:
+        found = _of_forward(places, node._sequence_nr())
+        if found is not None:
+            return Place(found.code, found.line, found.module, True)
+        return None if at is None else Place(at.f_code, at.f_lineno, "", True)
+    if at is None:
+        return None
+    place = Place(at.f_code, at.f_lineno, _path(modules))
+    if torch.is_grad_enabled():
+        # The first op after autograd made a node is the one that the node is for.
+        if places.setdefault(_sequence() - 1, place) is place and len(places) > REMEMBERED:
+            del places[next(iter(places))]
+    return place
+
+
+def _of_forward(places: dict[int, Place], number: int) -> Place | None:
+    """The line of a forward op: its own, or that of both its neighbours (view ops are not recorded)."""
+    found = places.get(number)
+    if found is None:
+        before, after = places.get(number - 1), places.get(number + 1)
+        if before is not None and after is not None and before[:2] == after[:2]:
+            return before
+    return found
+
+
+def _path(modules: list[Any]) -> str:
+    """The path of the innermost of `modules` (innermost first) in the outermost one, which goes by its type."""
+    if not modules:
+        return ""
+    words = [type(modules[-1]).__name__]
+    for inner, outer in zip(modules[-2::-1], modules[:0:-1], strict=True):
+        words.append(_name_in(outer, inner))
+    return ".".join(words)
+
+
+def _name_in(outer: Any, inner: Any) -> str:
+    for name, child in outer._modules.items():
+        if child is inner:
+            return str(name)
+    # Not a child: in a list that is no ModuleList, or further down.
+    return next((name for name, child in outer.named_modules() if child is inner), type(inner).__name__)

@@ -1,8 +1,7 @@
-"""The event log: bounded, counted, told to sinks as it happens."""
+"""The event log: bounded by kind, counted, told to sinks as it happens."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
 
@@ -20,20 +19,21 @@ def test_events_are_kept_in_order_and_counted() -> None:
     assert [e.kind for e in log.of("a", "b")] == ["a", "b", "a"]
     assert log.counts == {"a": 2, "b": 1}
     times = [e.time for e in log.events]
-    assert times == sorted(times)
+    assert times == sorted(times) and len(times) == 3
 
 
-def test_the_list_is_bounded_and_the_counts_are_not() -> None:
-    log = EventLog(collections.deque(maxlen=10))
+def test_each_kind_is_bounded_and_the_counts_are_not() -> None:
+    log = EventLog(kept=10)
+    log.emit("rare")
     for i in range(25):
         log.emit("a", n=i)
     assert [e.data["n"] for e in log.of("a")] == list(range(15, 25))
     assert log.counts["a"] == 25
-    assert EventLog().events.maxlen is not None
+    assert len(log.of("rare")) == 1, "many events of one kind push out none of another"
 
 
 def test_numbers_are_summed_and_reasons_counted() -> None:
-    log = EventLog(collections.deque(maxlen=2))
+    log = EventLog(kept=2)
     for i in range(5):
         log.emit("a", n=i, seconds=0.5, good=True, reason="odd" if i % 2 else "even", text="x")
     log.emit("b", n=7)
@@ -55,7 +55,7 @@ def test_sinks_get_each_event_at_once() -> None:
     seen: list[Event] = []
     log.sinks.append(seen.append)
     log.emit("a")
-    assert seen == list(log.events)
+    assert seen == log.events
 
 
 def test_clear_forgets_events_and_counts_but_no_sink() -> None:
@@ -72,7 +72,7 @@ def test_an_event_cannot_be_changed() -> None:
         event.kind = "b"  # type: ignore[misc]
 
 
-def test_threads_lose_nothing() -> None:
+def test_threads_lose_nothing_and_have_numbers() -> None:
     log = EventLog()
 
     def work() -> None:
@@ -85,3 +85,4 @@ def test_threads_lose_nothing() -> None:
     for t in threads:
         t.join()
     assert log.counts["a"] == len(log.of("a")) == 2000
+    assert len({e.thread for e in log.of("a")}) == 4

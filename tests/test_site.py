@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 import torch
 
 from fused_eager import fused_eager, site
@@ -51,3 +52,48 @@ def test_internal_is_a_matter_of_the_folder_not_of_the_name() -> None:
     inside, outside = (space["f"]() for space in spaces)  # type: ignore[operator]
     assert site.describe(inside).file == __file__
     assert site.describe(outside).file == "/home/me/torch/x.py"
+
+
+def test_details_name_the_module_and_backward_ops_the_forward_line() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x) * 2.0  # the line that everything is attributed to
+
+    net, x = Net(), torch.ones(2, 4)
+    at = Net.forward.__code__.co_firstlineno + 1
+    with site.detailed(), fused_eager():
+        total = net(x).sum()
+        grads = torch.autograd.grad(total, list(net.parameters()))
+        found = {str(n.op): site.describe(n.place) for n in open_stream().nodes}
+        del grads
+    for forward, module in {"aten.addmm.default": "Net.body.0", "aten.tanh.default": "Net.body.1"}.items():
+        assert (found[forward].module, found[forward].line, found[forward].backward) == (module, at, False)
+    assert (found["aten.mul.Tensor"].line, found["aten.mul.Tensor"].backward) == (at, True), "the gradient of mul"
+    gradient = found["aten.tanh_backward.default"]
+    assert (gradient.module, gradient.line, gradient.backward) == ("Net.body.1", at, True)
+    assert found["aten.mm.default"].module == "Net.body.0"
+
+
+def test_details_are_off_unless_somebody_asks() -> None:
+    assert type(site.here()) is tuple
+    with site.detailed():
+        assert isinstance(site.here(), site.Place)
+    assert type(site.here()) is tuple
+
+
+def test_the_memory_of_forward_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "REMEMBERED", 10)
+    x = torch.ones(3, requires_grad=True)
+    with site.detailed(), fused_eager():
+        for _ in range(50):
+            x = x * 1.5
+        assert len(site._forward.places) <= 11
+    del x
+
+
+def test_the_caller_is_the_program_not_the_library() -> None:
+    assert site.caller().line == line()

@@ -1,0 +1,203 @@
+"""Telling: what the stages of the pipeline say to the event log. The one place that turns their objects into events.
+
+A stage calls one function here, once per flush, wait, plan or compilation; nothing is called per op. What takes longer
+to find out is done only where somebody asked for details: a report file, `explain`.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import causes, measuring
+from .bounded import Bounded
+from .buffers import Home
+from .events import LOG
+from .plan import Plan, Region
+from .reasons import Reason
+from .site import UNKNOWN, Site, caller, describe
+from .stream import Node
+
+if TYPE_CHECKING:
+    from .run import Execution
+
+now = time.perf_counter
+
+
+class _Thread(threading.local):
+    """Of one thread: when the runtime last gave control back to the program, and how long it has compiled so far."""
+
+    ended: float | None = None
+    compiled: float = 0.0
+    serial = 0
+
+
+_thread = _Thread()
+
+Began = tuple[float, float]
+
+
+def begin() -> Began:
+    """The start of something that is told when it ends."""
+    return now(), _thread.compiled
+
+
+def flushed(execution: Execution, began: Began) -> None:
+    """A flush has launched its regions."""
+    started, compiled = began
+    reason, ready = execution.reason, execution.ready
+    ended = _thread.ended
+    LOG.emit(
+        "flush",
+        reason=reason.code,
+        detail=reason.detail,
+        site=_line(reason.site),
+        plan=ready.number,
+        ops=len(execution.nodes),
+        regions=len(ready.plan.regions),
+        host=0.0 if ended is None else started - ended,
+        seconds=now() - started,
+        compiling=_thread.compiled - compiled,
+    )
+    measuring.recorded(len(execution.nodes))
+    _thread.ended = now()
+
+
+def synced(reason: Reason, began: Began) -> None:
+    """The program has waited for a value, from `began` until now."""
+    started, compiled = began
+    seconds = now() - started
+    LOG.emit(
+        "sync",
+        reason=reason.code,
+        detail=reason.detail,
+        site=_line(reason.site),
+        seconds=seconds,
+        compiling=_thread.compiled - compiled,
+    )
+    measuring.not_recording(seconds)
+    _thread.ended = now()
+
+
+def _line(site: Site) -> str:
+    return str(caller() if site is UNKNOWN else site)
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_numbers: Bounded[Any, int] = Bounded(4096)
+_told = 0
+
+
+def planned(made: Plan, nodes: Sequence[Node], homes: Mapping[int, Home]) -> int:
+    """A stream was planned; returns the number by which flushes refer to the plan. Equal plans have one number."""
+    global _told
+    regions = [_region(r, nodes, homes) for r in made.regions]
+    key = repr(regions)
+    with _lock:
+        number = _numbers.get(key)
+        if number is not None:
+            return number
+        number = _numbers[key] = _told = _told + 1
+    LOG.emit("plan", plan=number, regions=regions)
+    return number
+
+
+def _nbytes(home: Home) -> int:
+    size = home[0].itemsize
+    for n in home[1]:
+        size *= n
+    return size
+
+
+def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict[str, Any]:
+    """One region of a plan in plain values: `lines` are [line, module, backward, {op: count}] in program order."""
+    lines: dict[tuple[str, str, bool], collections.Counter[str]] = {}
+    inner = 0
+    kept = set(r.outputs)
+    for i in r.nodes:
+        site = describe(nodes[i].place)
+        ops = lines.setdefault((str(site), site.module, site.backward), collections.Counter())
+        ops[str(nodes[i].op)] += 1
+        inner += sum(_nbytes(result.home) for result in nodes[i].results if result.vid not in kept)
+    return {
+        "how": r.how,
+        "ops": len(r.nodes),
+        "ended_by": r.ended_by.code,
+        "detail": r.ended_by.detail,
+        "site": str(r.ended_by.site) if r.ended_by.site is not UNKNOWN else "",
+        "lines": [[*where, dict(ops)] for where, ops in lines.items()],
+        "inputs": len(r.inputs),
+        "outputs": len(r.outputs),
+        "donated": len(r.donated),
+        "read_bytes": sum(_nbytes(homes[v]) for v in r.inputs),
+        "written_bytes": sum(_nbytes(homes[v]) for v in r.outputs),
+        "donated_bytes": sum(_nbytes(homes[r.inputs[p]]) for p in r.donated),
+        "inner_bytes": inner,
+    }
+
+
+# ---- compilations ------------------------------------------------------------------------------------------------
+
+
+def compiling(name: str) -> None:
+    """A compilation begins: told before, so that a log that ends here says what it was waiting for."""
+    LOG.emit("compiling", region=name)
+
+
+def compiled(
+    nodes: Sequence[Node],
+    region: Region,
+    homes: Mapping[int, Home],
+    flags: object,
+    name: str,
+    seconds: float,
+    tracing: float,
+) -> None:
+    """A region was compiled: `seconds` in all, `tracing` of them in JAX before XLA."""
+    cause = causes.MEMORY.cause(causes.of(nodes, region, homes, flags))
+    _thread.compiled += seconds
+    LOG.emit(
+        "compile",
+        region=name,
+        ops=len(region.nodes),
+        seconds=seconds,
+        tracing=tracing,
+        inputs=len(region.inputs),
+        outputs=len(region.outputs),
+        cause=cause.code,
+        why=cause.why,
+        site=str(cause.site),
+        module=cause.site.module,
+        changes=[list(change) for change in cause.changes[:20]],
+        skeleton=cause.skeleton,
+        variant=cause.variant,
+    )
+
+
+# ---- what is no stage --------------------------------------------------------------------------------------------
+
+
+def parameter_made(module: Any, name: str, parameter: Any) -> None:
+    """A module got a parameter: a module that is built again and again is worth a word."""
+    frame = sys._getframe(1)
+    site = caller()
+    while site.function == "__init__" and frame.f_back is not None:
+        # The line that asked for the module, not the lines in it that made its parts.
+        frame = frame.f_back
+        if frame.f_code.co_name != "__init__" and not frame.f_code.co_filename.startswith("<"):
+            found = describe((frame.f_code, frame.f_lineno))
+            if not _in_torch(found.file):
+                site = found
+    LOG.emit("parameter", module=type(module).__name__, name=name, site=str(site))
+
+
+def _in_torch(file: str) -> bool:
+    from .site import _INTERNAL
+
+    return file.startswith(_INTERNAL)
