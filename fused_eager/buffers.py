@@ -21,6 +21,7 @@ from jaxlib import xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE, contiguous_strides
 
 from . import trap
+from .borrow import Home
 from .trap import storage_of, swap_memory
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 use_count = torch._C._storage_Use_Count
-Home = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a storage's dense value
 
 
 class Buffer:

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
 from . import buffers, measuring, telling
+from .borrow import borrow
 from .buffers import LOCK, TABLE, Buffer
 from .compile import Executable
 from .island import run_nodes
@@ -24,7 +26,7 @@ from .plan import Region
 from .quiet import unobserved
 from .reasons import Reason
 from .stream import STREAMS, DeviceInput, NativeInput, Stream
-from .verify import BACKLOG, Run, lost, undo, verify, wait
+from .verify import BACKLOG, Launch, Run, lost, undo, verify, wait
 
 
 @functools.cache
@@ -91,7 +93,8 @@ class Execution:
         ints = [s for s in scalars if type(s) is int]
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
-        outputs, flags = executable.call(*args, _vector(floats, torch.float64), _vector(ints, torch.int64))
+        vectors = _vector(floats, torch.float64, self.launch), _vector(ints, torch.int64, self.launch)
+        outputs, flags = executable.call(*args, *vectors)
         self.launch.tokens.append(flags)
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
@@ -101,18 +104,17 @@ class Execution:
 
 def import_native(item: NativeInput) -> jax.Array:
     """The array over a native input's memory, which the caller keeps alive."""
-    return buffers.to_array(buffers.alias(item.storage, item.offset, item.home), host_device())
+    return borrow(item.storage.data_ptr() + item.offset, item.home, host_device())
 
 
-@functools.cache
-def _empty(dtype: torch.dtype) -> jax.Array:
-    return buffers.to_array(torch.empty(0, dtype=dtype), host_device())
+def _vector(numbers: list[Any], dtype: torch.dtype, launch: Launch) -> jax.Array:
+    """Hoisted numbers as an argument; `launch` keeps their memory."""
+    values = np.array(numbers, _NUMPY[dtype])
+    launch.numbers.append(values)
+    return borrow(values.__array_interface__["data"][0], (dtype, values.shape), host_device())
 
 
-def _vector(numbers: list[Any], dtype: torch.dtype) -> jax.Array:
-    if not numbers:
-        return _empty(dtype)
-    return buffers.to_array(torch.tensor(numbers, dtype=dtype, device="cpu"), host_device())
+_NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
 
 
 def as_array(value: Any) -> jax.Array:

@@ -37,10 +37,11 @@ class Run:
 
 @dataclass(eq=False)
 class Launch:
-    """What one flush has started: its completion tokens, and the native memory that it reads until then."""
+    """What one flush has started: its completion tokens, and the memory of the host that it reads until then."""
 
     tokens: list[jax.Array] = field(default_factory=list)
     reading: dict[int, torch.UntypedStorage | None] = field(default_factory=dict)
+    numbers: list[np.ndarray] = field(default_factory=list)  # hoisted ones, whose memory it reads as well
 
     def is_done(self) -> bool:
         """Whether everything has finished."""
