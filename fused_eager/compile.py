@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import jax
 
+from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from . import telling
 from .bounded import Bounded
 from .buffers import Home
-from .executable import Executable, RunCheck, device, direct
+from .executable import Executable, Made, RunCheck, device, direct
 from .key import identity
 from .lower import Function
 from .plan import Region
@@ -21,8 +24,12 @@ from .progress import waiting
 from .site import describe
 from .stream import Node
 
+if TYPE_CHECKING:
+    from .caching import Keeper
+
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
+_FLIGHTS: dict[Hashable, threading.Lock] = {}  # what some thread is loading or compiling now
 
 
 def region_name(nodes: Sequence[Node], region: Region) -> str:
@@ -33,48 +40,88 @@ def region_name(nodes: Sequence[Node], region: Region) -> str:
 
 
 def load_or_compile(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, progress: bool
+    nodes: Sequence[Node],
+    region: Region,
+    homes: Mapping[int, Home],
+    bounds: bool,
+    progress: bool,
+    keeper: Keeper | None = None,
 ) -> Executable:
-    """The executable of an XLA region, from memory or newly compiled.
+    """The executable of an XLA region: from memory, from the cache that `keeper` keeps, or newly compiled.
 
     Raises:
         NodeFailed: one of its nodes has no lowering after all; plan again with that node as an island.
     """
-    key = identity(nodes, region, homes, bounds)
+    key = identity(nodes, region, homes, (bounds, precision.switches()))
     found = MEMORY.get(key)
     if found is not None:
         return found
     with _LOCK:
-        found = MEMORY.get(key)
-        if found is None:
-            found = MEMORY[key] = _compile(nodes, region, homes, bounds, progress)
+        flight = _FLIGHTS.setdefault(key, threading.Lock())
+    with flight:
+        try:
+            found = MEMORY.get(key)
+            if found is None:
+                found = MEMORY[key] = _load_or_compile(nodes, region, homes, bounds, progress, keeper)
+        finally:
+            _FLIGHTS.pop(key, None)
     return found
 
 
-def _compile(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, progress: bool
+def _load_or_compile(
+    nodes: Sequence[Node],
+    region: Region,
+    homes: Mapping[int, Home],
+    bounds: bool,
+    progress: bool,
+    keeper: Keeper | None,
 ) -> Executable:
     name = region_name(nodes, region)
+
+    def make() -> Made:
+        # One at a time: XLA takes all cores by itself.
+        with _LOCK, waiting(f"compiling {name}", progress):
+            telling.compiling(name)
+            made = build(nodes, region, homes, bounds, name)
+        telling.compiled(nodes, region, homes, bounds, name, made.executable.seconds, made.tracing)
+        return made
+
+    if keeper is None:
+        return make().executable
+    return keeper.load_or_make(nodes, region, homes, bounds, name, progress, make)
+
+
+def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, name: str) -> Made:
+    """Trace, lower and compile a region.
+
+    Raises:
+        NodeFailed: one of its nodes has no lowering.
+    """
     function = Function(nodes, region, bounds)
     floats = sum(type(s) is float for i in region.nodes for s in nodes[i].scalars)
     ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
-    telling.compiling(name)
     started = time.perf_counter()
     # x64 is switched on for this trace alone: the user's own JAX code keeps its setting.
-    with jax.enable_x64(True), jax.default_device(device()), waiting(f"compiling {name}", progress):
+    with jax.enable_x64(True), jax.default_device(device()), _without_lines():
         avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
         avals.append(jax.ShapeDtypeStruct((floats,), "float64"))
         avals.append(jax.ShapeDtypeStruct((ints,), "int64"))
         jitted = jax.jit(function, donate_argnums=region.donated, keep_unused=True)
         lowered = jitted.lower(*avals)
-        traced = time.perf_counter() - started
+        tracing = time.perf_counter() - started
         compiled = lowered.compile()
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
-    telling.compiled(nodes, region, homes, bounds, name, seconds, traced)
     outputs = [homes[v] for v in region.outputs]
-    return Executable(direct(compiled.runtime_executable(), outputs, len(checks)), checks, seconds, name)
+    call = direct(compiled.runtime_executable(), outputs, len(checks))
+    return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing)
 
 
-__all__ = ["MEMORY", "Executable", "RunCheck", "load_or_compile", "region_name"]
+def _without_lines() -> AbstractContextManager[object]:
+    """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept."""
+    option = getattr(jax._src.config, "traceback_in_locations_limit", None)
+    return nullcontext() if option is None else option(0)
+
+
+__all__ = ["MEMORY", "Executable", "RunCheck", "build", "load_or_compile", "region_name"]

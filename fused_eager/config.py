@@ -58,7 +58,15 @@ class Config:
         "allow", "ops that run natively between regions: silent, said once per op, or an error"
     )
     report: str = _row("", "file that the event log is written to as the program runs; empty: none")
-    cache: str = _row("", "where compiled regions are kept: URLs, nearest first, with commas; empty: the local default")
+    cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing at all")
+    cache_dir: str = _row("", "folder of this host's compiled regions; empty: fused_eager in the XDG cache folder")
+    cache_bytes: int = _row(8 << 30, "bytes that folder may hold; 0: no folder, only the shared stores", minimum=0)
+    cache_keys: str = _row("", "file with the keys that sign and verify entries of shared stores, or env:VARIABLE")
+    cache_unsigned: bool = _row(False, "believe unsigned entries too: whoever can write to a shared store is trusted")
+    cache_salt: str = _row("", "any text; entries made with another text are not used")
+    cache_wait: float = _row(60.0, "seconds to wait for another process that compiles the same region", minimum=0)
+    cache_timeout: float = _row(5.0, "seconds that one read from a shared store may take", minimum=0.01)
+    cache_lease: float = _row(10.0, "seconds after which a process that died while compiling is replaced", minimum=0.1)
     validate: bool | None = _row(None, "check what each stage hands on; auto: in modes debug and strict")
     progress: bool = _row(True, "after one second of waiting, say what is being waited for")
 

@@ -50,6 +50,7 @@ class Facts:
     jax_x64: bool = False
     cache: tuple[str, ...] = ()
     cache_problem: str = ""
+    cache_keys: bool = True  # shared stores have keys to believe them by, or are believed without
     environment: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -197,6 +198,12 @@ CHECKS: tuple[Check, ...] = (
         "make it writable, or name another place in FUSED_EAGER_CACHE",
     ),
     Check(
+        "cache-without-keys",
+        "warning",
+        lambda facts: None if facts.cache_keys else "FUSED_EAGER_CACHE names shared stores, and there are no keys",
+        "set FUSED_EAGER_CACHE_KEYS, or FUSED_EAGER_CACHE_UNSIGNED=1 if you trust whoever can write there",
+    ),
+    Check(
         "not-cpython",
         "error",
         lambda facts: None if facts.implementation == "CPython" else f"Python is {facts.implementation}",
@@ -248,9 +255,16 @@ def _trap_facts() -> dict[str, Any]:
 
 
 def _cache_facts() -> dict[str, Any]:
-    tiers = tuple(tier.strip() for tier in resolve().cache.split(",") if tier.strip()) or (str(default_root()),)
+    config = resolve()
+    tiers = tuple(tier.strip() for tier in config.cache.split(",") if tier.strip())
+    if tiers == ("off",):
+        return {"cache": tiers}
+    if config.cache_bytes:
+        tiers = (config.cache_dir or str(default_root()), *tiers)
+    believed = bool(not config.cache or config.cache_keys or config.cache_unsigned)
     problems = [problem for tier in tiers if (problem := _unwritable(tier))]
-    return {"cache": tuple(redact(tier) for tier in tiers), "cache_problem": "; ".join(problems)}
+    shown = tuple(redact(tier) for tier in tiers)
+    return {"cache": shown, "cache_problem": "; ".join(problems), "cache_keys": believed}
 
 
 def _unwritable(tier: str) -> str | None:

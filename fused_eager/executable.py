@@ -46,6 +46,24 @@ class Executable:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A fresh compilation: the executable, JAX's two objects from which bytes can be made, and the seconds in JAX."""
+
+    executable: Executable
+    lowered: Any
+    compiled: Any
+    tracing: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Instead of an executable: the node (its position in the region) that has no lowering after all, and why."""
+
+    node: int
+    reason: str
+
+
 class NotPortable(Exception):
     """An executable that cannot be kept as bytes; the text says why."""
 
@@ -102,8 +120,8 @@ def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
 
 
-def to_blobs(lowered: Any, compiled: Any, checks: Sequence[RunCheck], seconds: float) -> dict[str, bytes]:
-    """An executable as the blobs of a cache entry.
+def to_blobs(lowered: Any, compiled: Any, executable: Executable) -> dict[str, bytes]:
+    """An executable as the blobs of a cache entry, from JAX's `Lowered` and `Compiled` of it.
 
     Raises:
         NotPortable: it calls into this process, or XLA cannot serialise it.
@@ -117,31 +135,38 @@ def to_blobs(lowered: Any, compiled: Any, checks: Sequence[RunCheck], seconds: f
         code = loaded.client.serialize_executable(loaded)
     except Exception as error:  # XLA's own error types differ from version to version
         raise NotPortable(f"XLA cannot serialise it: {str(error)[:200]}") from error
-    about = {
-        "format": FORMAT,
-        "checks": [[c.node, c.error, c.message] for c in checks],
-        "families": sorted({family for t in targets if (family := _family(t))}),
-        "seconds": seconds,
-    }
-    return {"executable": code, "about": json.dumps(about).encode()}
+    checks = [[c.node, c.error, c.message] for c in executable.checks]
+    families = sorted({family for t in targets if (family := _family(t))})
+    return {"executable": code, "about": _text(checks=checks, families=families, seconds=executable.seconds)}
 
 
-def from_blobs(blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str) -> Executable:
-    """The executable in the verified blobs of a cache entry. Neither traces nor lowers.
+def failure_blobs(failure: Failure) -> dict[str, bytes]:
+    """What keeps the next process from trying the same in vain."""
+    return {"about": _text(failed=[failure.node, failure.reason])}
+
+
+def _text(**about: Any) -> bytes:
+    return json.dumps({"format": FORMAT, **about}).encode()
+
+
+def from_blobs(blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str) -> Executable | Failure:
+    """What the verified blobs of a cache entry hold. Neither traces nor lowers.
 
     Raises:
-        Unloadable: they hold none that this process can run.
+        Unloadable: nothing that this process can run.
     """
     try:
         about = json.loads(blobs["about"])
         if about["format"] != FORMAT:
             raise Unloadable(f"format {about['format']}, this version reads {FORMAT}")
+        if "failed" in about:
+            return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
         for family in about["families"]:
             _PREPARE[family]()
         devices = _xla.DeviceList((device(),))
         loaded = device().client.deserialize_executable(blobs["executable"], executable_devices=devices)
         return Executable(direct(loaded, outputs, len(checks)), checks, float(about["seconds"]), name)
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.
         raise Unloadable(f"{type(error).__name__}: {str(error)[:200]}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from . import plan, telling
 from .bounded import Bounded
 from .buffers import Home
+from .caching import keeper
 from .compile import Executable, load_or_compile
 from .config import Config
 from .errors import IslandRefused
@@ -109,7 +110,8 @@ def _executable(stream: Stream, region: Region, homes: dict[int, Home]) -> Execu
         return None
     config = stream.config
     try:
-        return load_or_compile(stream.nodes, region, homes, config.check_bounds, config.progress)
+        kept = keeper(config)
+        return load_or_compile(stream.nodes, region, homes, config.check_bounds, config.progress, kept)
     except NodeFailed:
         raise
     except Exception as error:

@@ -18,12 +18,13 @@ from .stream import Hole, Node, Ref, Use
 
 
 class NodeFailed(Exception):
-    """A node of the region cannot be lowered: `index` in the stream, and why."""
+    """A node of the region cannot be lowered: `index` in the stream, and why; `lasting` if no process ever could."""
 
-    def __init__(self, index: int, reason: str):
+    def __init__(self, index: int, reason: str, lasting: bool = False):
         super().__init__(reason)
         self.index = index
         self.reason = reason
+        self.lasting = lasting
 
 
 @dataclass(eq=False)
@@ -82,7 +83,7 @@ class Function:
         try:
             values, checks = lower(node.twin, args, kwargs, tuple(r.spec for r in node.results), self.bounds)
         except NoLowering as error:
-            raise NodeFailed(index, str(error)) from None
+            raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:
             raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
         self.checks.extend((index, c) for c in checks)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # The developer's own settings must not decide what is tested. Before anything reads them.
 for name in [name for name in os.environ if name.startswith("FUSED_EAGER_")]:
     del os.environ[name]
 os.environ["FUSED_EAGER_VALIDATE"] = "1"
+# What is compiled must not depend on what was compiled before; tests of the cache open one of their own. And whoever
+# forgets to name a folder for it gets one that is not the developer's.
+os.environ["FUSED_EAGER_CACHE"] = "off"
+_CACHE_HOME = tempfile.TemporaryDirectory(prefix="fused-eager-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE_HOME.name
 # Two spinning thread pools on two cores stall each other for milliseconds at a time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fused_eager.cache import default_root
 
 from fused_eager import doctor
 from fused_eager.doctor import CHECKS, Facts, describe, findings, gather, version_of
@@ -55,6 +56,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("jax-matmul-precision", environment(JAX_DEFAULT_MATMUL_PRECISION="bfloat16"), "bfloat16"),
     ("jax-x64", {"jax_x64": True}, "64-bit"),
     ("cache-unwritable", {"cache_problem": "/c cannot be written to"}, "/c"),
+    ("cache-without-keys", {"cache_keys": False}, "keys"),
     ("not-cpython", {"implementation": "PyPy"}, "PyPy"),
     ("no-gil", {"gil": False}, "lock"),
 ]
@@ -119,7 +121,8 @@ def test_gather_finds_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert facts.torch_threads == torch.get_num_threads() == 1
     assert "cpu" in facts.torch_devices and facts.jax_devices and facts.cores >= 1
     assert facts.jaxlib_wanted.startswith("jaxlib")
-    assert facts.cache == (str(tmp_path), "redis://***@host/0")
+    assert facts.cache == (str(default_root()), str(tmp_path), "redis://***@host/0")
+    assert "cache-without-keys" in {finding.code for finding in findings(facts)}
     assert not facts.cache_problem
     assert "secret" not in describe(facts, findings(facts))
     assert set(facts.failures) <= {"storage trap"}
@@ -151,7 +154,11 @@ def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor._cache_facts() == {"cache": (str(tmp_path / "fused_eager"),), "cache_problem": ""}
+    assert doctor._cache_facts() == {"cache": ("off",)}
+    monkeypatch.delenv("FUSED_EAGER_CACHE")
+    assert doctor._cache_facts() == {"cache": (str(tmp_path / "fused_eager"),), "cache_problem": "", "cache_keys": True}
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "other"))
+    assert doctor._cache_facts()["cache"] == (str(tmp_path / "other"),)
     assert doctor._unwritable(str(tmp_path / "a" / "b")) is None
     assert doctor._unwritable(f"file://{tmp_path}") is None
     file = tmp_path / "file"
