@@ -1,0 +1,69 @@
+"""Fuzz the runtime against eager: `python -m tests.fuzz --programs 1000 --seed 7`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections import Counter
+
+import torch
+
+from fused_eager import load
+
+from .differ import Invalid, check, repaired, shrink
+from .generate import Program, generate
+
+
+def one(seed: int, mode: str) -> tuple[Program | None, str]:
+    """The program of a seed that eager runs (None: there is none), and how a mode differs from eager."""
+    program = repaired(generate(seed))
+    if program is None:
+        return None, ""
+    try:
+        return program, check(program, mode)
+    except Invalid:
+        return None, ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program; the others follow")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--modes", default="fused", help="comma-separated")
+    parser.add_argument("--no-shrink", action="store_true")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    started = time.perf_counter()
+    for seed in range(args.seed, args.seed + args.programs):
+        if time.perf_counter() - started > args.seconds:
+            break
+        for mode in args.modes.split(","):
+            program, found = one(seed, mode)
+            if program is None:
+                counts["left out"] += 1
+                continue
+            counts["programs"] += 1
+            counts["statements"] += program.statements()
+            if found:
+                counts["mismatches"] += 1
+                print(f"MISMATCH seed {seed} mode {mode}: {found[:600]}", flush=True)
+                if not args.no_shrink:
+                    kind = found.split()[0] == "raises"
+                    small = shrink(program, lambda p, k=kind, m=mode: (check(p, m).split() or [""])[0] != "" and (
+                        check(p, m).startswith("raises") == k))
+                    print(f"{check(small, mode)[:600]}\n{small.script(mode)}", flush=True)
+        if seed % 50 == 49:
+            load.READY.clear()
+            gc.collect()
+            print(f"  seed {seed}: {dict(counts)} in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    print(f"{counts['programs']} programs of {counts['statements']} statements, {counts['mismatches']} mismatches, "
+          f"{counts['left out']} left out, {time.perf_counter() - started:.0f} s")
+    return 1 if counts["mismatches"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Run a program by eager and by the runtime, tell how they differ, and shrink what does."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import fused_eager as fe
+from fused_eager import hotness
+from fused_eager.buffers import TABLE
+
+from .generate import LARGEST, Program, namespace
+
+# Relative to the largest number of a tensor, because what was large on the way may have cancelled.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+
+
+@dataclass
+class Outcome:
+    """What a program left: its variables, what it read on the way, or the exception that it raised."""
+
+    variables: dict[str, Any]
+    seen: list[Any]
+    error: BaseException | None = None
+
+
+class Invalid(Exception):
+    """Eager itself does not run the program, or its numbers are not fit for comparison."""
+
+
+def run(program: Program, mode: str | None) -> Outcome:
+    """Run a program by eager (None) or in a mode. What it leaves is read after the context has ended."""
+    env = namespace()
+    code = compile(program.source(), "<program>", "exec")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.nullcontext() if mode is None else fe.fused_eager(mode=mode, progress=False, validate=True):
+                exec(code, env)
+        variables = {k: v for k, v in env.items() if isinstance(v, torch.Tensor)}
+        return Outcome(variables, env["seen"])
+    except Exception as error:
+        return Outcome({}, env["seen"], error)
+
+
+def compare(want: Outcome, got: Outcome, program: Program | None = None) -> str:
+    """How two outcomes of a program differ; "" if they do not."""
+    tolerance = TOLERANCE[torch.float64 if program is None else _loosest(program)]
+    # Version counters are torch's affair where it clones an inference tensor (the copy is counted) and where `out=` is
+    # resized (counted when any dispatch mode is active, ours or another).
+    versions = program is None or re.search("inference_mode|out=", program.source()) is None
+    if got.error is not None:
+        text = str(got.error).partition("\n")[0]
+        return f"raises {type(got.error).__name__}: {text[:300]}"
+    if list(want.variables) != list(got.variables):
+        return f"variables {list(got.variables)} instead of {list(want.variables)}"
+    if len(want.seen) != len(got.seen):
+        return f"read {len(got.seen)} things instead of {len(want.seen)}"
+    for i, (a, b) in enumerate(zip(want.seen, got.seen, strict=True)):
+        found = _differ(a, b, tolerance)
+        if found:
+            return f"seen[{i}] {found}"
+    for name, a in want.variables.items():
+        found = _differ(a, got.variables[name], tolerance)
+        found = found or _differ_in_looks(a, got.variables[name], tolerance, versions)
+        if found:
+            return f"{name} {found}"
+    if _sharing(want.variables) != _sharing(got.variables):
+        return f"share memory like {_sharing(got.variables)} instead of {_sharing(want.variables)}"
+    return ""
+
+
+def _sharing(variables: dict[str, torch.Tensor]) -> list[int]:
+    seen: dict[int, int] = {}
+    return [seen.setdefault(v.untyped_storage()._cdata, len(seen)) for v in variables.values()]
+
+
+def _look(t: torch.Tensor, what: str) -> Any:
+    try:
+        return getattr(t, what)
+    except RuntimeError as error:  # a view that autograd has lost track of, for one
+        return str(error)
+
+
+def _differ_in_looks(a: torch.Tensor, b: torch.Tensor, tolerance: float, versions: bool) -> str:
+    for what in ("requires_grad", "is_leaf", "_version")[: 3 if versions else 2]:
+        looks = _look(a, what), _look(b, what)
+        if looks[0] != looks[1]:
+            return f"{what} is {looks[1]} instead of {looks[0]}"
+    if a.storage_offset() != b.storage_offset():
+        return f"begins at {b.storage_offset()} instead of {a.storage_offset()}"
+    if _look(a, "is_leaf") is True and a.grad is not None:
+        return "has no gradient" if b.grad is None else _differ(a.grad, b.grad, tolerance)
+    return ""
+
+
+def _differ(a: Any, b: Any, tolerance: float) -> str:
+    if type(a) is not type(b):
+        return f"is a {type(b).__name__} instead of a {type(a).__name__}"
+    if isinstance(a, torch.Tensor):
+        return _differ_in_values(a, b, tolerance)
+    if isinstance(a, np.ndarray):
+        return _differ_in_values(torch.from_numpy(a), torch.from_numpy(b), tolerance)
+    if isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return f"has {len(b)} elements instead of {len(a)}"
+        return next((found for x, y in zip(a, b, strict=True) if (found := _differ(x, y, tolerance))), "")
+    if isinstance(a, float):
+        # A sum that was read: as exact as the numbers in it.
+        return "" if math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2) or a != a != b != b else f"is {b!r} instead of {a!r}"
+    return "" if a == b else f"is {b!r} instead of {a!r}"
+
+
+def _differ_in_values(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str:
+    looks = [(t.dtype, tuple(t.shape), t.stride()) for t in (a, b)]
+    if looks[0] != looks[1]:
+        return f"is {looks[1]} instead of {looks[0]}"
+    a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
+    if not a.is_floating_point():
+        return "" if torch.equal(a, b) else f"is {b.tolist()} instead of {a.tolist()}"
+    scale = 1 + float(a.abs().max()) if a.numel() else 1.0
+    atol = max(TOLERANCE.get(a.dtype, 0.0), tolerance) * scale
+    if not torch.allclose(a.double(), b.double(), rtol=0, atol=atol, equal_nan=True):
+        return f"is {b.tolist()} instead of {a.tolist()}"
+    return ""
+
+
+
+def _loosest(program: Program) -> torch.dtype:
+    text = program.source()
+    if "bfloat16" in text:
+        return torch.bfloat16
+    return torch.float32 if "float32" in text or ".float()" in text or "complex" in text else torch.float64
+
+
+def check(program: Program, mode: str) -> str:
+    """How a mode differs from eager; "" if it does not.
+
+    Raises:
+        Invalid: eager does not run the program.
+    """
+    want = run(program, None)
+    if want.error is not None:
+        raise Invalid(str(want.error))
+    for v in want.variables.values():
+        if v.is_floating_point() and v.numel() and not float(v.detach().abs().max()) < LARGEST * 10:
+            raise Invalid("its numbers grow")
+    found = _compare_modes(program, want, mode)
+    if found and not found.startswith("raises") and _loosest(program) is not torch.float64:
+        # Rounding or a mistake? Rounding goes away with more digits.
+        exact = in_double(program)
+        try:
+            want = run(exact, None)
+            if want.error is None and not _compare_modes(exact, want, mode):
+                return ""
+        except Invalid:
+            return found
+    return found
+
+
+def _compare_modes(program: Program, want: Outcome, mode: str) -> str:
+    # Each program is another stream, not another shape of one.
+    hotness.SKELETONS.variants.clear()
+    try:
+        return compare(want, run(program, mode), program)
+    finally:
+        for b in [b for b in TABLE.values() if b.stream is not None]:
+            del TABLE[b.cdata]  # what a failure left must not fail the next program
+
+
+def in_double(program: Program) -> Program:
+    """The same program in float64 throughout."""
+
+    def widen(text: str) -> str:
+        return re.sub(r"torch\.(float32|bfloat16)|\.float\(\)", lambda m: ".double()" if m[0][0] == "." else "torch.float64",
+                      text)
+
+    return replace(
+        program, before=tuple(map(widen, program.before)), body=tuple(map(widen, program.body)),
+        after=tuple(map(widen, program.after)), dtype="torch.float64",
+    )
+
+
+def repaired(program: Program) -> Program | None:
+    """The program without the statements that eager refuses (in a later round of the loop, say); None if none is left."""
+    for _ in range(12):
+        outcome = run(program, None)
+        if outcome.error is None:
+            return program
+        line = _failing_statement(program, outcome.error)
+        if line is None:
+            return None
+        program = program.without({line})
+    return None
+
+
+def _failing_statement(program: Program, error: BaseException) -> int | None:
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<program>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if line is None:
+        return None
+    at = 4  # the first line after the three that set the program up
+    for i, statement in enumerate((*program.before, *program.body, *program.after)):
+        if i == len(program.before) and program.body:
+            at += 1
+        height = statement.count("\n") + 1
+        if at <= line < at + height:
+            return i
+        at += height
+    return None
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], patience: int = 400) -> Program:
+    """The smallest program found that still fails: fewer statements, fewer rounds."""
+    tries = 0
+
+    def still(candidate: Program) -> bool:
+        nonlocal tries
+        tries += 1
+        try:
+            return fails(candidate)
+        except Invalid:
+            return False
+
+    size = max(1, program.statements() // 2)
+    while size and tries < patience:
+        start, shorter = 0, False
+        while start < program.statements() and tries < patience:
+            candidate = program.without(set(range(start, start + size)))
+            if still(candidate):
+                program, shorter = candidate, True
+            else:
+                start += size
+        if not shorter or size > 1:
+            size = size // 2 if size > 1 else (1 if shorter else 0)
+    for rounds in (1, 2, 3):
+        if rounds < program.rounds and still(replace(program, rounds=rounds)):
+            return replace(program, rounds=rounds)
+    return program

@@ -1,0 +1,99 @@
+"""Random programs against eager, and the tools that find and shrink what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+
+import pytest
+import torch
+from fused_eager.fusion_rules.rule import RULES, rule_for
+
+from fused_eager import load
+
+from .__main__ import one
+from .differ import Invalid, check, compare, in_double, repaired, run, shrink
+from .generate import Program, generate
+
+# A run that fails says its seed; FUZZ_SEED is not an option of the library, so it is an argument of the command instead:
+# `python -m tests.fuzz --seed N --programs 60`.
+FRESH = random.SystemRandom().randrange(10**9)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_fresh_programs_agree_with_eager(part: int) -> None:
+    for seed in range(FRESH + 10 * part, FRESH + 10 * part + 10):
+        program, found = one(seed, "fused")
+        assert not found, f"python -m tests.fuzz --seed {seed} --programs 1\n{found}\n{program and program.source()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["debug", "strict", "fused"])
+@pytest.mark.parametrize("part", range(20))
+def test_many_programs_agree_with_eager(part: int, mode: str) -> None:
+    for seed in range(FRESH + 10_000 + 50 * part, FRESH + 10_000 + 50 * part + 50):
+        program, found = one(seed, mode)
+        assert not found, f"python -m tests.fuzz --seed {seed} --programs 1\n{found}\n{program and program.source()}"
+
+
+def _program(*lines: str, body: tuple[str, ...] = (), rounds: int = 2) -> Program:
+    return Program(lines, body, (), rounds, "torch.float64", 0)
+
+
+def test_a_seed_gives_one_program() -> None:
+    assert generate(11) == generate(11)
+    assert len({generate(seed).source() for seed in range(5)}) == 5
+
+
+def test_programs_are_as_varied_as_they_should_be() -> None:
+    text = "".join(generate(seed).source() for seed in range(60))
+    for part in ("for i in range", "_(", "requires_grad", "seen.append", "out=", "torch.no_grad", "del ", "[::2]"):
+        assert part in text, part
+
+
+def test_a_mistake_of_the_runtime_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = RULES["aten.sin.default"]
+    wrong = dataclasses.replace(row, lower=lambda cx, x: row.lower(cx, x) + 1e-3)
+    monkeypatch.setitem(RULES, "aten.sin.default", wrong)
+    rule_for.cache_clear()
+    load.READY.clear()
+    try:
+        program = _program("t0 = torch.randn((3, 7), dtype=D)", "t1 = t0.sin() * 1.7", "t2 = t0 + 1", "t3 = t1 + 1")
+        found = check(program, "fused")
+        assert "instead of" in found
+        small = shrink(program, lambda p: bool(check(p, "fused")))
+        assert small.before == ("t0 = torch.randn((3, 7), dtype=D)", "t1 = t0.sin() * 1.7")
+        assert 'fused_eager(mode="fused")' in small.script("fused")
+    finally:
+        monkeypatch.undo()
+        rule_for.cache_clear()
+        load.READY.clear()
+
+
+def test_a_script_runs() -> None:
+    script = _program("t0 = torch.ones((2,), dtype=D)", body=("t0 += i",)).script("fused")
+    exec(compile(script, "script", "exec"), {"__name__": "script"})
+
+
+def test_statements_that_eager_refuses_are_left_out() -> None:
+    program = _program("t0 = torch.ones((2, 3))", "t1 = t0[5]", body=("t0 = t0[0]", "t2 = t0 + i"), rounds=4)
+    fixed = repaired(program)
+    assert fixed is not None
+    assert fixed.before == ("t0 = torch.ones((2, 3))",)
+    assert fixed.body == ("t2 = t0 + i",)
+    with pytest.raises(Invalid):
+        check(program, "fused")
+
+
+def test_rounding_is_told_from_mistakes() -> None:
+    program = _program("t0 = torch.randn((4, 4), dtype=torch.float32).float().to(torch.bfloat16)")
+    assert "float32" not in in_double(program).source() and "bfloat16" not in in_double(program).source()
+
+
+def test_results_are_compared_in_all_that_a_user_sees() -> None:
+    base = "t0 = torch.ones((2, 3), dtype=D)"
+    for line in ("t0 = t0.t()", "t0 = t0 + 1e-3", "t0 = t0.float()", "t0.add_(0)", "seen.append(1)", "t1 = t0[0]",
+                 "t0 = t0.clone().requires_grad_()", "raise ValueError"):
+        assert compare(run(_program(base), None), run(_program(base, line), None)), line
+    assert os.environ.get("FUSED_EAGER_VALIDATE") == "1" and torch.get_num_threads() == 1

@@ -1,0 +1,348 @@
+"""Run torch's own op corpus (op_db) through the runtime and compare it with eager.
+
+A *case* is one OpInfo, dtype, mode, and whether the sample is run with gradients and inside a chain of other ops.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.common_device_type import toleranceOverride
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fused_eager import fused_eager, hotness
+
+from .exclusions import EXCLUDED, STRIDES, UNWRITTEN
+
+OPS: dict[str, OpInfo] = {info.formatted_name: info for info in op_db}
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.int32, torch.uint8,
+    torch.bool,
+)
+MODES = ("debug", "strict", "fused")
+# The tests of torch's that compare one implementation with another on a CPU: their tolerances are ours.
+_COMPARISONS = frozenset({"TestCommon", "TestInductorOpInfo", "TestDecomp", "TestConsistency", None})
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to run the samples of one op."""
+
+    op: str
+    dtype: torch.dtype
+    mode: str = "fused"
+    grad: bool = False
+    chained: bool = False
+
+    def __str__(self) -> str:
+        how = [str(self.dtype).removeprefix("torch."), self.mode]
+        return "-".join([self.op, *how, *(["backward"] if self.grad else []), *(["chained"] if self.chained else [])])
+
+
+@dataclass
+class Tally:
+    """What a run of cases came to; `failures` are (case, sample number, text)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[Case, int, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        c = self.counts
+        return (
+            f"{c['samples']} samples of {c['cases']} cases agree with eager but for {len(self.failures)}; "
+            f"{c['refused']} refused by both, {c['ill-conditioned']} ill-conditioned (as near to float64 as eager), "
+            f"{c['excluded']} cases excluded"
+        )
+
+
+def cases(
+    names: list[str] | None = None,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,),
+    modes: tuple[str, ...] = ("fused",),
+    grads: tuple[bool, ...] = (False,),
+    chains: tuple[bool, ...] = (False,),
+) -> Iterator[Case]:
+    """All cases of the named ops (None: all of op_db) that op_db says eager supports."""
+    for name, info in OPS.items():
+        if names and name not in names and info.name not in names:
+            continue
+        for dtype in dtypes:
+            if dtype not in info.supported_dtypes("cpu"):
+                continue
+            for grad in grads:
+                if grad and not (info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")):
+                    continue
+                for mode in modes:
+                    for chained in chains:
+                        yield Case(name, dtype, mode, grad, chained)
+
+
+def tolerances(info: OpInfo, dtype: torch.dtype) -> dict[str, float]:
+    """The widest tolerance that torch's own comparisons on CPUs use for this op and dtype, else torch's default."""
+    rtol, atol = torch.testing._comparison.default_tolerances(dtype)
+    for decorator in info.decorators:
+        if isinstance(decorator, DecorateInfo):
+            if decorator.cls_name not in _COMPARISONS or decorator.device_type not in (None, "cpu"):
+                continue
+            inner = decorator.decorators
+        else:
+            inner = [decorator]
+        for override in inner:
+            if isinstance(override, toleranceOverride) and dtype in override.d:
+                found = override.d[dtype]
+                rtol, atol = max(rtol, found.rtol), max(atol, found.atol)
+    return {"rtol": rtol, "atol": atol}
+
+
+# ---- running a sample ----------------------------------------------------------------------------------------------
+
+
+def own(tree: Any) -> Any:
+    """The same arguments over memory of their own: geometry, aliasing and `requires_grad` as they were."""
+    try:
+        return copy.deepcopy(tree)
+    except (RuntimeError, TypeError):
+
+        def clone(x: Any) -> Any:
+            return x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+
+        return tree_map(clone, tree)
+
+
+def _is_float(t: torch.Tensor) -> bool:
+    return t.dtype.is_floating_point or t.dtype.is_complex
+
+
+def before(t: torch.Tensor) -> torch.Tensor:
+    """Three ops that change nothing but who made the tensor."""
+    if t.layout is not torch.strided or t.is_quantized or t.is_nested or type(t) is torch.nn.Parameter:
+        return t
+    if t.dtype is torch.bool:
+        return t.logical_not().logical_not().logical_or(False)
+    return t.mul(2).mul(0.5).neg().neg() if _is_float(t) else t.add(1).sub(1).bitwise_or(0)
+
+
+def after(t: torch.Tensor) -> torch.Tensor:
+    """Three ops on a result."""
+    if t.layout is not torch.strided or t.is_quantized or t.is_nested:
+        return t
+    if t.dtype is torch.bool:
+        return t.logical_not().logical_xor(torch.ones((), dtype=torch.bool)).logical_or(False)
+    return t.neg().mul(1.5).sub(0.25) if _is_float(t) else t.add(1).mul(2).sub(3)
+
+
+def run(info: OpInfo, sample: SampleInput, grad: bool, chained: bool) -> Callable[[], list[Any]]:
+    """A function that runs a sample once: its results, its gradients, and what it has left in its arguments."""
+    arguments = own([sample.input, list(sample.args), dict(sample.kwargs)])
+    given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+
+    def program() -> list[Any]:
+        torch.manual_seed(1)
+        first, args, kwargs = tree_map(lambda x: before(x) if isinstance(x, torch.Tensor) else x, arguments) \
+            if chained else arguments
+        out = info.op(first, *args, **kwargs)
+        results = tree_leaves(sample.output_process_fn_grad(out) if grad else out)
+        if chained:
+            results = [after(t) if isinstance(t, torch.Tensor) else t for t in results]
+        gradients: list[Any] = []
+        if grad:
+            ends = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+            starts = [t for t in given if t.requires_grad]
+            if ends and starts:
+                seeds = [torch.ones_like(t) for t in ends]
+                gradients = list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
+        return [*results, *gradients, *given]
+
+    return program
+
+
+def _outcome(program: Callable[[], list[Any]], mode: str | None) -> list[Any] | Exception:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if mode is None:
+                return program()
+            # Each sample is one more shape of the same stream, which would soon be left to ATen.
+            hotness.SKELETONS.variants.clear()
+            with fused_eager(mode=mode, progress=False):
+                return program()
+    except Exception as error:
+        return error
+
+
+def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
+    """Run a sample by eager and by the runtime; returns "" if all agrees.
+
+    "refused" if both refuse it alike, "ill-conditioned" if they differ by what eager itself is off.
+    """
+    info = info or OPS[case.op]
+    want = _outcome(run(info, sample, case.grad, case.chained), None)
+    got = _outcome(run(info, sample, case.grad, case.chained), case.mode)
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        if type(want) is type(got):
+            return "refused"
+        return f"eager: {_short(want)}\n  here: {_short(got)}"
+    found = difference(want, got, tolerances(info, case.dtype), case.op not in UNWRITTEN, case.op not in STRIDES)
+    if found.startswith("values") and _is_as_good(info, case, sample, want, got):
+        return "ill-conditioned"
+    return found
+
+
+# How much further from the truth than eager a result may be whose rounding errors are larger than the tolerance.
+WORSE = 4.0
+_WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
+         torch.complex64: torch.complex128}
+
+
+def _is_as_good(info: OpInfo, case: Case, sample: SampleInput, want: list[Any], got: list[Any]) -> bool:
+    """Where eager itself is off by more than the tolerance: whether our results are about as near to float64's.
+
+    (1 - x^2)^-1/2 near 1, say. Measured in the largest error of each result.
+    """
+    if case.dtype not in _WIDE:
+        return False
+
+    def widen(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
+            return x.detach().to(_WIDE[x.dtype]).requires_grad_(x.requires_grad)
+        return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+    wide = copy.copy(sample)
+    wide.input, wide.args, wide.kwargs = tree_map(widen, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+    truth = _outcome(run(info, wide, case.grad, case.chained), None)
+    if isinstance(truth, Exception) or len(truth) != len(want):
+        return False
+    for a, b, t in zip(want, got, truth, strict=True):
+        if not isinstance(a, torch.Tensor) or not _is_float(a):
+            if difference([a], [b], {"rtol": 0.0, "atol": 0.0}):
+                return False
+            continue
+        if a.shape != t.shape or not a.numel():
+            continue
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+            return False
+        fine = torch.isfinite(a) & torch.isfinite(t)
+        if not fine.any():
+            continue
+        off = [(x.detach().to(t.dtype) - t.detach())[fine].abs().max() for x in (a, b)]
+        ulp = torch.finfo(a.dtype).eps * t.detach()[fine].abs().max()
+        if off[1] > WORSE * off[0] + ulp:
+            return False
+    return True
+
+
+def _short(outcome: Any) -> str:
+    return f"{type(outcome).__name__}: {str(outcome)[:300]}" if isinstance(outcome, Exception) else "no error"
+
+
+def difference(
+    want: list[Any], got: list[Any], tolerance: dict[str, float], values: bool = True, strides: bool = True
+) -> str:
+    """What distinguishes two lists of results; "" if nothing does."""
+    if len(want) != len(got):
+        return f"{len(got)} results instead of {len(want)}"
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        if type(a) is not type(b):
+            return f"result {i} is a {type(b).__name__} instead of a {type(a).__name__}"
+        if not isinstance(a, torch.Tensor):
+            if not _same(a, b):
+                return f"result {i} is {b!r} instead of {a!r}"
+            continue
+        looks = [(t.dtype, t.layout, tuple(t.shape), t.requires_grad, _strides(t) if strides else None) for t in (a, b)]
+        if looks[0] != looks[1]:
+            return f"result {i} is {looks[1]} instead of {looks[0]}"
+        if not values:
+            continue
+        try:
+            exact = not _is_float(a) or a.is_quantized
+            torch.testing.assert_close(
+                b, a, **({"rtol": 0, "atol": 0} if exact else _for(a, tolerance)), equal_nan=True, check_layout=True
+            )
+        except Exception as error:
+            return f"values of result {i} of {len(want)}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+def _for(t: torch.Tensor, tolerance: dict[str, float]) -> dict[str, float]:
+    """The tolerance of the case, or that of the result's dtype where it is wider (a float32 op may return bfloat16)."""
+    rtol, atol = torch.testing._comparison.default_tolerances(t.dtype)
+    return {"rtol": max(rtol, tolerance["rtol"]), "atol": max(atol, tolerance["atol"])}
+
+
+def _strides(t: torch.Tensor) -> Any:
+    if t.layout is not torch.strided or t.is_nested:
+        return None
+    # The stride of a dimension that is never stepped along is nobody's promise, in torch's own tests neither.
+    return tuple(s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1) if t.numel() else ()
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and a != a:
+        return b != b
+    try:
+        return bool(a == b) or type(a).__eq__ is object.__eq__
+    except Exception:
+        return True
+
+
+def first_and_middle(samples: Iterator[SampleInput]) -> list[tuple[int, SampleInput]]:
+    """Two samples: the first is often the plainest, the later ones have the options."""
+    found = list(enumerate(samples))
+    return found[:1] + found[1:][len(found) // 2 - 1 :][:1]
+
+
+def sweep(
+    chosen: Iterator[Case], limit: int | None, tally: Tally, told: Callable[[str], None] = print
+) -> Tally:
+    """Run the samples of the chosen cases: at most `limit` of each; None for two that stand for the rest."""
+    for case in chosen:
+        info = OPS[case.op]
+        if excluded(case):
+            tally.counts["excluded"] += 1
+            continue
+        tally.counts["cases"] += 1
+        torch.manual_seed(0)
+        samples = info.sample_inputs("cpu", case.dtype, requires_grad=case.grad)
+        for i, sample in first_and_middle(samples) if limit is None else itertools.islice(enumerate(samples), limit):
+            tally.counts["samples"] += 1
+            text = check(case, sample, info)
+            if text in ("refused", "ill-conditioned"):
+                tally.counts[text] += 1
+            elif text:
+                tally.failures.append((case, i, text))
+                told(f"FAIL {case} sample {i} {_summary(sample)}\n  {text}")
+    return tally
+
+
+def _summary(sample: SampleInput) -> str:
+    def show(x: Any) -> Any:
+        return f"{str(x.dtype)[6:]}{list(x.shape)}" if isinstance(x, torch.Tensor) else x
+
+    return str(tree_map(show, [sample.input, list(sample.args), sample.kwargs]))[:200]
+
+
+def excluded(case: Case) -> str:
+    """Why a case is not run; "" if it is."""
+    return EXCLUDED.get(case.op, "")
+
+
+def check_errors(name: str, mode: str) -> Iterator[str]:
+    """Run an op's error inputs: a text for each that does not raise eager's exception type."""
+    info = OPS[name]
+    if info.error_inputs_func is None:
+        return
+    for i, wrong in enumerate(info.error_inputs("cpu")):
+        sample = wrong.sample_input
+        want = _outcome(run(info, sample, False, False), None)
+        got = _outcome(run(info, sample, False, False), mode)
+        if isinstance(want, Exception) and type(want) is not type(got):
+            yield f"error input {i} {_summary(sample)}: eager: {_short(want)}\n  here: {_short(got)}"
