@@ -13,27 +13,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import Config, OptionError
     from .context import current_mode, fused_eager, sync
-    from .errors import FusedEagerError, IslandRefused, LostValue
-    from .explaining import Explanation, explain
-    from .reporting import Report, report
+    from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue
+    from .reporting.expecting import expect
+    from .reporting.explaining import Explanation, explain
+    from .reporting.report import Report, report
 
 # Loaded at first use, so that `python -m fused_eager doctor` can report a torch or JAX that does not import.
 _HOMES = {
+    "BudgetExceeded": "errors",
     "Config": "config",
-    "Explanation": "explaining",
+    "Explanation": "reporting.explaining",
     "FusedEagerError": "errors",
     "IslandRefused": "errors",
     "LostValue": "errors",
     "OptionError": "config",
-    "Report": "reporting",
+    "Report": "reporting.report",
     "current_mode": "context",
-    "explain": "explaining",
+    "expect": "reporting.expecting",
+    "explain": "reporting.explaining",
     "fused_eager": "context",
-    "report": "reporting",
+    "report": "reporting.report",
     "sync": "context",
 }
 
 __all__ = [
+    "BudgetExceeded",
     "Config",
     "Explanation",
     "FusedEagerError",
@@ -42,6 +46,7 @@ __all__ = [
     "OptionError",
     "Report",
     "current_mode",
+    "expect",
     "explain",
     "fused_eager",
     "report",

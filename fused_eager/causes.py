@@ -148,7 +148,8 @@ def difference(old: Compiled, now: Compiled) -> tuple[str, list[Change], int]:
         more, fewer = sorted(set(now.alive) - set(old.alive)), sorted(set(old.alive) - set(now.alive))
         what = [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", False, True) for p in more]
         what += [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", True, False) for p in fewer]
-        return "liveness", what or [("values needed afterwards", len(old.alive), len(now.alive))], (more + fewer + [0])[0]
+        what = what or [("values needed afterwards", len(old.alive), len(now.alive))]
+        return "liveness", what, (more + fewer + [0])[0]
     if old.donated != now.donated:
         return "donation", [("inputs whose memory may be reused", list(old.donated), list(now.donated))], 0
     if old.flags != now.flags:
@@ -195,8 +196,10 @@ def words(changes: Sequence[Change], code: str, now: Compiled, position: int) ->
         shown = [f"{_list(names)} changed, {a} -> {b}" for (a, b), names in alike.items()]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     only = "only " if len(shown) == 1 else ""
-    where = f" ({now.ops[position]} at {now.sites[position]})" if code in ("shape", "dtype", "argument", "layout") else ""
-    return f"{only}{'; '.join(shown[:SHOWN])}{more}{where}"
+    told = f"{only}{'; '.join(shown[:SHOWN])}{more}"
+    if code in ("shape", "dtype", "argument", "layout"):
+        told += f" ({now.ops[position]} at {now.sites[position]})"
+    return told
 
 
 def _list(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from . import guards, run
+from .caching import keeper
 from .config import Config, resolve
 from .intercept import FrontDoor
 from .reasons import Reason
@@ -20,9 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Thread(threading.local):
     door: FrontDoor | None = None
     configs: list[Config]
+    writers: list[Any]  # of the event log, one for each of `configs`; None where the one outside writes already
 
     def __init__(self) -> None:
         self.configs = []
+        self.writers = []
 
 
 _thread = _Thread()
@@ -80,12 +83,14 @@ class fused_eager:
     def __enter__(self) -> fused_eager:
         thread = _thread
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        writer = self._writer(thread, config)
         if thread.door is None:
             if config.mode != "off":
                 self._open(config)
         else:
             self._switch(thread.door, config)
         thread.configs.append(config)
+        thread.writers.append(writer)
         return self
 
     def __exit__(
@@ -93,6 +98,16 @@ class fused_eager:
     ) -> None:
         thread = _thread
         thread.configs.pop()
+        writer = thread.writers.pop()
+        try:
+            self._leave(thread, error)
+        finally:
+            if writer is not None:
+                from .reporting.writer import detach
+
+                detach(writer)
+
+    def _leave(self, thread: _Thread, error: BaseException | None) -> None:
         door = thread.door
         if door is None:
             return
@@ -112,7 +127,17 @@ class fused_eager:
                 self._close(door)
 
     @staticmethod
+    def _writer(thread: _Thread, config: Config) -> Any:
+        """Who writes this context's event log; None if nobody, or who writes that of the context around it."""
+        if not config.report or config.mode == "off" or any(c.report == config.report for c in thread.configs):
+            return None
+        from .reporting.writer import attach
+
+        return attach(config)
+
+    @staticmethod
     def _open(config: Config) -> None:
+        keeper(config)
         door = FrontDoor(config)
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None:
@@ -134,5 +159,6 @@ class fused_eager:
         if config.mode == "off":
             run.settle_all(Reason("cut.options"), only=door.stream)
         else:
+            keeper(config)
             run.flush(door.stream, Reason("cut.options"))
         door.stream.config = config

@@ -21,3 +21,12 @@ class LostValue(FusedEagerError):
 
 class ForkedChild(FusedEagerError):
     """XLA does not survive a fork; a child process was about to use it."""
+
+
+class BudgetExceeded(FusedEagerError, AssertionError):
+    """The body of `expect(...)` compiled, waited or ran natively more often than allowed; the text says where and why.
+
+    `report` is the `Report` of the body.
+    """
+
+    report: object = None

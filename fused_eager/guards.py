@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import native, run
+from . import native, run, telling
 from .buffers import TABLE, storage_of
 from .quiet import inside
 from .reasons import Reason
@@ -29,11 +30,13 @@ from .reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One patched callable: `owner.name`, and whether it hands the tensor's memory to somebody outside."""
+    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether it
+    reads that of all its operands instead of the first alone."""
 
     owner: Any
     name: str
     exposes: bool = False
+    operands: bool = False
 
 
 # Everything on this list reads a tensor's memory without going through the dispatcher.
@@ -57,6 +60,9 @@ READERS: tuple[Guard, ...] = (
     Guard(torch, "as_tensor"),
     Guard(torch, "from_dlpack", exposes=True),
     Guard(torch, "set_rng_state"),
+    # A composite in C++ that reads the split points before anything is dispatched.
+    Guard(torch.Tensor, "tensor_split", operands=True),
+    Guard(torch, "tensor_split", operands=True),
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
 )
@@ -88,7 +94,7 @@ def _settled(t: Any, guard: Guard) -> None:
 def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for a in leaves(args[:1]):
+        for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
@@ -171,6 +177,7 @@ def install() -> None:
         _patch(threading.Thread, "start", _before(Reason("sync.thread", "a thread starts")))
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before(Reason("sync.thread", "a pool gets work")))
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
+        _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
 
 
 def uninstall() -> None:

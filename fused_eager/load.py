@@ -83,7 +83,7 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        return Ready(made, executables, checked, telling.planned(made, nodes, homes))
+        return Ready(made, executables, checked, telling.planned(made, nodes, homes, executables))
 
 
 def _homes(stream: Stream) -> dict[int, Home]:
@@ -100,7 +100,7 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     everything = dict.fromkeys(range(len(nodes)), "unstable")
     homes = _homes(stream)
     made = plan.make_plan(nodes, live, frozenset(), homes, everything, len(nodes), why)
-    number = telling.planned(made, nodes, homes)
+    number = telling.planned(made, nodes, homes, again=True)
     return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, compiled=False)
 
 

@@ -81,6 +81,14 @@ def _line(frame: FrameType | None) -> tuple[CodeType, int] | None:
     return None
 
 
+def is_internal(file: str) -> bool:
+    """Whether code of this file is torch's or this library's."""
+    found = _is_internal.get(file)
+    if found is None:
+        found = _is_internal[file] = file.startswith(_INTERNAL)
+    return found
+
+
 def describe(place: tuple[Any, ...] | None) -> Site:
     """The `Site` of what `here` returned."""
     if place is None:
@@ -131,13 +139,8 @@ def _in_detail(frame: FrameType | None) -> Place | None:
         code = frame.f_code
         if code is _CALL:
             modules.append(frame.f_locals["self"])
-        elif at is None:
-            file = code.co_filename
-            internal = _is_internal.get(file)
-            if internal is None:
-                internal = _is_internal[file] = file.startswith(_INTERNAL)
-            if not internal:
-                at = frame
+        elif at is None and not is_internal(code.co_filename):
+            at = frame
         frame = frame.f_back
     node = _current_node()
     places = _forward.places
@@ -149,10 +152,9 @@ def _in_detail(frame: FrameType | None) -> Place | None:
     if at is None:
         return None
     place = Place(at.f_code, at.f_lineno, _path(modules))
-    if torch.is_grad_enabled():
-        # The first op after autograd made a node is the one that the node is for.
-        if places.setdefault(_sequence() - 1, place) is place and len(places) > REMEMBERED:
-            del places[next(iter(places))]
+    # The first op after autograd made a node is the one that the node is for.
+    if torch.is_grad_enabled() and places.setdefault(_sequence() - 1, place) is place and len(places) > REMEMBERED:
+        del places[next(iter(places))]
     return place
 
 

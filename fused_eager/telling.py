@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import causes, measuring
@@ -19,10 +20,11 @@ from .buffers import Home
 from .events import LOG
 from .plan import Plan, Region
 from .reasons import Reason
-from .site import UNKNOWN, Site, caller, describe
+from .site import UNKNOWN, Site, caller, describe, is_internal
 from .stream import Node
 
 if TYPE_CHECKING:
+    from .executable import Executable
     from .run import Execution
 
 now = time.perf_counter
@@ -33,7 +35,9 @@ class _Thread(threading.local):
 
     ended: float | None = None
     compiled: float = 0.0
-    serial = 0
+
+    def __init__(self) -> None:
+        self.fresh: set[str] = set()  # names of what was compiled since the last plan
 
 
 _thread = _Thread()
@@ -91,21 +95,51 @@ def _line(site: Site) -> str:
 
 _lock = threading.Lock()
 _numbers: Bounded[Any, int] = Bounded(4096)
-_told = 0
+_codes: Bounded[int, tuple[Executable, int]] = Bounded(8192)  # by address, which holding them keeps unique
+_told = _made = 0
 
 
-def planned(made: Plan, nodes: Sequence[Node], homes: Mapping[int, Home]) -> int:
-    """A stream was planned; returns the number by which flushes refer to the plan. Equal plans have one number."""
+def planned(
+    made: Plan,
+    nodes: Sequence[Node],
+    homes: Mapping[int, Home],
+    executables: Sequence[Executable | None] = (),
+    again: bool = False,
+) -> int:
+    """A stream was planned; returns the number by which flushes refer to the plan.
+
+    With `again`, for streams that are planned whenever they come, a plan that was told before keeps its number.
+    """
     global _told
     regions = [_region(r, nodes, homes) for r in made.regions]
-    key = repr(regions)
+    key = repr(regions) if again else None
     with _lock:
-        number = _numbers.get(key)
+        number = _numbers.get(key) if again else None
         if number is not None:
             return number
-        number = _numbers[key] = _told = _told + 1
+        _told = number = _told + 1
+        if again:
+            _numbers[key] = number
+        for told, region, executable in zip(regions, made.regions, executables, strict=False):
+            if executable is not None:
+                told["code"] = _code(executable, nodes, region, homes)
+                told["name"] = executable.name
+    _thread.fresh.clear()
     LOG.emit("plan", plan=number, regions=regions)
     return number
+
+
+def _code(executable: Executable, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> int:
+    """The number of an executable: plans that differ in what is donated, or in other regions, may share one."""
+    global _made
+    found = _codes.get(id(executable))
+    if found is None or found[0] is not executable:
+        _made += 1
+        found = _codes[id(executable)] = executable, _made
+        if executable.name not in _thread.fresh:
+            # From a cache: what is compiled next is compared with it all the same.
+            causes.MEMORY.cause(causes.of(nodes, region, homes, True))
+    return found[1]
 
 
 def _nbytes(home: Home) -> int:
@@ -162,6 +196,7 @@ def compiled(
     """A region was compiled: `seconds` in all, `tracing` of them in JAX before XLA."""
     cause = causes.MEMORY.cause(causes.of(nodes, region, homes, flags))
     _thread.compiled += seconds
+    _thread.fresh.add(name)
     LOG.emit(
         "compile",
         region=name,
@@ -184,20 +219,17 @@ def compiled(
 
 
 def parameter_made(module: Any, name: str, parameter: Any) -> None:
-    """A module got a parameter: a module that is built again and again is worth a word."""
-    frame = sys._getframe(1)
-    site = caller()
-    while site.function == "__init__" and frame.f_back is not None:
-        # The line that asked for the module, not the lines in it that made its parts.
+    """A module got a parameter. A module that is built again and again is worth a word.
+
+    Told is the line that asked for the module, not those in its `__init__` that made its parts.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    place = None
+    while frame is not None:
+        if not is_internal(frame.f_code.co_filename):
+            if frame.f_code.co_name != "__init__":
+                place = frame.f_code, frame.f_lineno
+                break
+            place = place or (frame.f_code, frame.f_lineno)
         frame = frame.f_back
-        if frame.f_code.co_name != "__init__" and not frame.f_code.co_filename.startswith("<"):
-            found = describe((frame.f_code, frame.f_lineno))
-            if not _in_torch(found.file):
-                site = found
-    LOG.emit("parameter", module=type(module).__name__, name=name, site=str(site))
-
-
-def _in_torch(file: str) -> bool:
-    from .site import _INTERNAL
-
-    return file.startswith(_INTERNAL)
+    LOG.emit("parameter", module=type(module).__name__, name=name, site=str(describe(place)))

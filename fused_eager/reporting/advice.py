@@ -1,0 +1,342 @@
+"""Advice: what to change in the program, where, and how much time of this run it would have saved.
+
+Each finder looks at the facts for one kind of mistake. The seconds are measured ones: of waits, and of compilations
+that another form of the program would not need; where only a bound is known, the text says "up to" or "at least".
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fused_eager.reasons import CODES
+
+from .facts import Compile, Cut, Facts, Region, Sync
+from .source import short, statement, text
+
+OFTEN = 0.2  # of the rounds: what happens less often than that is worth a word only for its time
+NOTABLE = 0.02  # of the run's seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to change. `seconds` of this run are what it cost; `evidence` is how one knows."""
+
+    kind: str
+    site: str
+    title: str
+    cure: str
+    seconds: float
+    evidence: str
+
+    @property
+    def source(self) -> str:
+        """The program's line."""
+        return text(self.site)
+
+
+def advise(facts: Facts) -> list[Advice]:
+    """All advice, most time to gain first."""
+    found = [advice for finder in FINDERS for advice in finder(facts)]
+    return sorted(found, key=lambda a: -a.seconds)
+
+
+# ---- waits -------------------------------------------------------------------------------------------------------
+
+_WAITS = ("sync.value", "sync.memory", "sync.shape", "sync.thread", "sync.call", "sync.fork")
+KEEP = "keep the tensors (`.detach()`) in a list and read them once after the loop, or read only every 100th step"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A form in which programs wait: `matches` (detail, source) says whether it is this one."""
+
+    kind: str
+    matches: Callable[[str, str], bool]
+    title: str
+    cure: str
+
+
+def _has(*patterns: str) -> Callable[[str, str], bool]:
+    return lambda detail, source: any(re.search(p, source) for p in patterns)
+
+
+# In this order: the first that matches is taken.
+WAITS: tuple[Wait, ...] = (
+    Wait(
+        "print",
+        lambda detail, source: "__repr__" in detail or "__format__" in detail or "print(" in source,
+        "printing a tensor waits for its value",
+        f"print less often: {KEEP}",
+    ),
+    Wait(
+        "branch",
+        lambda detail, source: bool(re.match(r"(if|elif|while|assert)\b", source))
+        and not re.search(r"\.item\(|\.tolist\(|\bfloat\(|\bint\(", source),
+        "a branch on a tensor's value waits for it, and cuts the work in two",
+        "compute both cases and choose with torch.where (or a mask), so that Python need not know the value",
+    ),
+    Wait(
+        "numpy",
+        lambda detail, source: "numpy" in detail or "__array__" in detail or "__dlpack__" in detail,
+        "handing a tensor to NumPy waits for its value",
+        "keep the data as tensors inside the loop, and convert once after it (torch.stack(kept).numpy())",
+    ),
+    Wait(
+        "item",
+        _has(r"\.item\(", r"\bfloat\(", r"\bint\(", r"\bbool\(", r"\.tolist\("),
+        "reading a number waits for it",
+        KEEP,
+    ),
+    Wait(
+        "shape",
+        lambda detail, source: any(name in detail for name in ("nonzero", "masked_select", "unique", "index.Tensor")),
+        "the size of this result depends on values, which have to be waited for",
+        "keep a fixed size: torch.where(mask, x, 0), or multiply by the mask, instead of selecting",
+    ),
+    Wait("value", lambda detail, source: True, "this line waits for a value", KEEP),
+)
+
+
+def _waits(facts: Facts) -> Iterator[Advice]:
+    by_site: dict[str, list[Sync]] = {}
+    for sync in facts.syncs:
+        if sync.reason in _WAITS:
+            by_site.setdefault(sync.site, []).append(sync)
+    for site, syncs in by_site.items():
+        count = max(s.count for s in syncs)
+        waited = sum(s.waited for s in syncs)
+        often = count >= 3 and count >= OFTEN * facts.steps
+        if not (often or (count >= 3 and waited > NOTABLE * facts.seconds)):
+            continue
+        source = statement(site)
+        worst = max(syncs, key=lambda s: s.waited)
+        if worst.reason == "sync.shape":
+            row = next(w for w in WAITS if w.kind == "shape")
+        elif worst.reason in ("sync.value", "sync.memory"):
+            row = next(w for w in WAITS if w.matches(worst.detail, source))
+        else:
+            code = CODES[worst.reason]
+            row = Wait(worst.reason, lambda d, s: True, code.meaning, code.hint)
+        per = f", {count / facts.steps:.3g} per step" if facts.steps else ""
+        evidence = (
+            f"{count} waits{per}, {_ms(waited / count)} each, {_ms(max(s.longest for s in syncs))} at most "
+            f"({worst.reason}, {worst.detail})"
+        )
+        yield Advice(f"wait.{row.kind}", site, row.title, row.cure, waited, evidence)
+
+
+# ---- compilations ------------------------------------------------------------------------------------------------
+
+
+def _again(facts: Facts) -> Iterator[Advice]:
+    groups: dict[tuple[object, str], list[Compile]] = collections.defaultdict(list)
+    for c in facts.again:
+        groups[c.cause, c.site].append(c)
+    unstable = _unstable(facts)
+    for (cause, site), group in groups.items():
+        seconds = sum(c.seconds for c in group)
+        lost = [cut for cut, line in unstable if line == site or _touches(facts, cut, site)]
+        for cut in lost:
+            unstable[:] = [(c, line) for c, line in unstable if c is not cut]
+        if cause == "ops" and len(group) < 3:
+            continue  # a first round that differs, as that of most optimizers does
+        if cause in ("liveness", "donation", "layout") and len(group) < 2:
+            continue  # likewise
+        kind, title, cure = _form(facts, str(cause), group, lost)
+        evidence = f"compiled again {_times(len(group))} for {seconds:.1f} s: {group[-1].why}"
+        if lost:
+            count, extra = sum(c.count for c in lost), sum(c.seconds for c in lost)
+            evidence += f"; {count} further rounds were not worth compiling and ran on ATen"
+            seconds += extra
+        yield Advice(kind, site, title, cure, seconds, evidence)
+    for cut, site in unstable:
+        yield Advice(
+            "shape.unstable",
+            site,
+            "these ops keep coming with other shapes, so they run on ATen",
+            CODES["region.unstable"].hint,
+            cut.seconds,
+            f"{cut.count} rounds, {cut.ops} ops",
+        )
+
+
+def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut]) -> tuple[str, str, str]:
+    """Kind, title and cure of compilations of one cause at one line."""
+    if cause != "shape":
+        return f"compile.{cause}", *_OTHER[cause]
+    what, sizes = _sizes(group)
+    if len(sizes) >= 3 and (sizes == sorted(set(sizes)) or sizes == sorted(set(sizes), reverse=True)):
+        return (
+            "shape.growing",
+            f"{what} grows from round to round ({_few(sizes)}), and each size is another computation",
+            "allocate the full size once before the loop, write each round's part into it (buffer[:, i] = ..., or "
+            "index_copy_), and mask what is not there yet",
+        )
+    first = _first(facts, group[0])
+    runs = [c.runs for c in group]
+    if len(group) == 1 and not lost and first is not None and first.runs > 2 * runs[0] and sizes[-1] < sizes[0]:
+        return (
+            "shape.last",
+            f"an odd batch ({what} is {sizes[-1]} instead of {sizes[0]}) is compiled for itself",
+            "leave it out (DataLoader(..., drop_last=True)), or pad it to the size of the others",
+        )
+    distinct = sorted(set(sizes))
+    return (
+        "shape.changing",
+        f"{what} changes between {len(distinct)} sizes ({_few(distinct)}), and each is compiled for itself",
+        "pad to one size, or to a few fixed ones (buckets); if a Python number decides the size, round it",
+    )
+
+
+_OTHER = {
+    "dtype": ("a dtype changes from round to round", "convert once, before the loop"),
+    "argument": (
+        "a Python number that changes is part of the computation (a size, a dimension, a count)",
+        "keep it fixed, or turn it into data: a tensor that is compared with, instead of a size that is sliced by",
+    ),
+    "layout": ("strides or offsets change from round to round", "make the tensor contiguous, or slice in fixed steps"),
+    "liveness": (
+        "other tensors stay alive from round to round, so other results have to be handed out",
+        "keep the same tensors in every round, and only `.detach()`ed copies of what is logged",
+    ),
+    "donation": ("memory may be reused in some rounds, not in others", "hold no reference to old values in the loop"),
+    "option": ("the options of the lowering change", "use one context with one set of options"),
+    "ops": (
+        "Python takes another way through the program from round to round",
+        "let the rounds run the same ops: torch.where instead of `if` on values, fixed numbers of layers and steps",
+    ),
+}
+
+
+def _sizes(group: Sequence[Compile]) -> tuple[str, list[object]]:
+    """The dimension that changes in most of a group, and its sizes in the order in which they came."""
+    counts = collections.Counter(what for c in group for what, *_ in c.changes)
+    what = counts.most_common(1)[0][0] if counts else "a shape"
+    sizes: list[object] = []
+    for c in group:
+        for name, before, now in c.changes:
+            if name == what:
+                sizes += [before] if not sizes else []
+                sizes.append(now)
+    numbers = [s for s in sizes if isinstance(s, int)]
+    return what, list(numbers if len(numbers) == len(sizes) else map(str, sizes))
+
+
+def _first(facts: Facts, c: Compile) -> Compile | None:
+    return next((f for f in facts.compiles if f.skeleton == c.skeleton and f.variant == 1), None)
+
+
+def _unstable(facts: Facts) -> list[tuple[Cut, str]]:
+    """Flushes that ATen ran because their shapes are new, with the line where their ops begin."""
+    by_plan: dict[tuple[int, int], Region] = {r.plan: r for r in facts.regions if r.ended_by == "region.unstable"}
+    rows = []
+    for cut in facts.cuts:
+        plans = [p for p in cut.plans if p in by_plan]
+        if plans:
+            region = by_plan[plans[0]]
+            # Of the cut's flushes, those that were unstable.
+            share = sum(by_plan[p].count for p in plans) / cut.count
+            part = Cut(cut.reason, cut.detail, cut.site, round(cut.count * share), cut.ops, cut.seconds * share)
+            part.plans.update(plans)
+            rows.append((part, region.site or region.lines[0][0]))
+    return rows
+
+
+def _touches(facts: Facts, cut: Cut, site: str) -> bool:
+    return any(r.plan in cut.plans and any(line == site for line, *_ in r.lines) for r in facts.regions)
+
+
+# ---- islands and the rest ----------------------------------------------------------------------------------------
+
+
+def _islands(facts: Facts) -> Iterator[Advice]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    seconds: collections.Counter[tuple[str, str]] = collections.Counter()
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for island in facts.islands:
+        key = island.op, island.site
+        groups.setdefault(key, []).append(island.reason)
+        seconds[key] += island.seconds
+        counts[key] += island.count
+    for region in facts.regions:
+        if region.how != "aten" or region.ended_by == "region.unstable":
+            continue
+        for line, _, _, ops in region.lines:
+            for op in ops:
+                if (op, line) in groups:
+                    counts[op, line] += region.count
+                    seconds[op, line] += (region.total or 0.0) / len(region.lines)
+    for (op, site), reasons in groups.items():
+        if counts[op, site] < max(3, OFTEN * facts.steps):
+            continue
+        yield Advice(
+            "island",
+            site,
+            f"{op} runs natively, between two regions",
+            "write it with ops that have a lowering (the command `ops` lists them), or move it out of the loop",
+            seconds[op, site],
+            f"{counts[op, site]} times; {reasons[-1]}",
+        )
+
+
+def _rebuilt(facts: Facts) -> Iterator[Advice]:
+    for row in facts.built:
+        if row.late >= 3 and row.late >= OFTEN * facts.steps:
+            yield Advice(
+                "rebuilt",
+                row.site,
+                f"this line builds a module ({row.module}) in every round",
+                "build it once before the loop: new parameters are drawn each time, and none of them is ever trained",
+                row.seconds,
+                f"built {row.count} times",
+            )
+
+
+def _tiny_flushes(facts: Facts) -> Iterator[Advice]:
+    for cut in facts.cuts:
+        if cut.reason in ("cut.options", "cut.exit") and cut.count >= max(3, OFTEN * facts.steps):
+            code = CODES[cut.reason]
+            yield Advice(
+                cut.reason, cut.site, code.meaning + " in every round", code.hint, cut.seconds, f"{cut.count} times"
+            )
+
+
+def _failed(facts: Facts) -> Iterator[Advice]:
+    for failure in facts.failures:
+        yield Advice(
+            "compile-failed",
+            failure["site"],
+            f"XLA could not compile {failure['ops']} ops, so ATen runs them",
+            "please report it, with this text",
+            0.0,
+            failure["error"][:300],
+        )
+
+
+FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
+    _waits,
+    _again,
+    _islands,
+    _rebuilt,
+    _tiny_flushes,
+    _failed,
+)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
+
+
+def _few(values: Sequence[object]) -> str:
+    shown = [str(v) for v in values]
+    return ", ".join(shown if len(shown) <= 5 else [*shown[:3], "...", shown[-1]])
+
+
+__all__ = ["FINDERS", "WAITS", "Advice", "advise", "short"]

@@ -1,0 +1,106 @@
+"""Budgets: `with expect(max_compiles=0):` holds a part of a program to what it may compile, wait and leave to ATen."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from fused_eager.errors import BudgetExceeded
+from fused_eager.events import LOG, Event
+
+from .explaining import _with_plans
+from .report import Report
+from .source import short, shorten
+from .text import duration
+
+_NO_SYNC = frozenset({"cut.exit"})
+
+
+class expect:
+    """Raise `BudgetExceeded` at the end of the body if it compiled, waited or ran natively more than allowed.
+
+    >>> with expect(max_compiles=0, max_syncs=1):
+    ...     train_step()
+
+    Args:
+        max_compiles: regions that may be compiled.
+        max_syncs: times that the program may wait for a value (an `.item()`, a print, a `.numpy()`); the end of a
+            context does not count.
+        max_islands: calls that may run natively.
+
+    None allows any number. What is still pending at the end of the body has not been compiled yet, and does not count:
+    end the body where the work is cut anyway, after `optimizer.step()` or `fused_eager.sync()`. All threads count.
+    An exception of the body passes through, whatever the budget says.
+    """
+
+    def __init__(
+        self, max_compiles: int | None = None, max_syncs: int | None = None, max_islands: int | None = None
+    ):
+        self.limits = {"compile": max_compiles, "sync": max_syncs, "island": max_islands}
+        for name, limit in self.limits.items():
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+                raise ValueError(f"max_{name}s cannot be {limit!r}; allowed: None, or a whole number from 0 on")
+        self.seen: list[Event] = []
+        self.start = 0.0
+
+    def __enter__(self) -> expect:
+        self.seen.clear()
+        self.start = time.perf_counter()
+        LOG.sinks.append(self.seen.append)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        LOG.sinks.remove(self.seen.append)
+        if error is not None:
+            return
+        broken = [(name, self._found(name)) for name, limit in self.limits.items() if limit is not None]
+        broken = [(name, found) for name, found in broken if len(found) > (self.limits[name] or 0)]
+        if not broken:
+            return
+        exceeded = BudgetExceeded(self._text(broken))
+        exceeded.report = self.report()
+        raise exceeded
+
+    def report(self) -> Report:
+        """The report of the body."""
+        return Report.of([_with_plans(self.seen, self.start)])
+
+    def _found(self, name: str) -> list[Event]:
+        return [e for e in self.seen if e.kind == name and e.data.get("reason") not in _NO_SYNC]
+
+    def _text(self, broken: list[tuple[str, list[Event]]]) -> str:
+        lines = []
+        for name, found in broken:
+            lines.append(f"{_COUNTED[name].format(len(found))}; allowed: {self.limits[name]} (max_{name}s)")
+            lines += [f"  {_TOLD[name](e.data)}" for e in found[:20]]
+            if len(found) > 20:
+                lines.append(f"  and {len(found) - 20} more")
+        found_advice = self.report().advice
+        if found_advice:
+            lines.append("what to change:")
+            lines += [f"  {short(a.site)}: {a.title}; {a.cure}" for a in found_advice[:5]]
+        return "\n".join(lines)
+
+
+def _compiled(d: dict[str, Any]) -> str:
+    sites = [d["site"]]
+    return f"{shorten(d['region'], sites)} in {duration(d['seconds'])}: {shorten(d['why'], sites)} [{short(d['site'])}]"
+
+
+def _waited(d: dict[str, Any]) -> str:
+    return f"{short(d['site'])}: {d['reason']} {d['detail']}, {duration(d['seconds'])}"
+
+
+def _native(d: dict[str, Any]) -> str:
+    return f"{short(d['site'])}: {d['op']}: {d['reason']}"
+
+
+_COUNTED = {
+    "compile": "{} regions were compiled",
+    "sync": "the program waited {} times",
+    "island": "{} ops ran natively",
+}
+_TOLD = {"compile": _compiled, "sync": _waited, "island": _native}

@@ -1,0 +1,393 @@
+"""Facts: an event log added up. Rows and sums only; what to make of them is for `advice`.
+
+Times are seconds. `host` is the program's own Python with torch's dispatch and the recording in it; `launch` is
+planning and starting regions; `wait` is what the program waited for values; none of them includes another, or
+`compile`. The device works beside all of them: its time is known from samples (`Region.alone`) only.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fused_eager.events import Event
+
+from .reading import Process
+
+Where = tuple[str, str, str]  # reason code, detail, site
+
+
+@dataclass
+class Cut:
+    """All flushes of one reason at one line."""
+
+    reason: str
+    detail: str
+    site: str
+    count: int = 0
+    ops: int = 0
+    seconds: float = 0.0
+    plans: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass
+class Sync:
+    """All waits of one reason at one line. `waited` leaves out compiling and launching on the way; `longest` too."""
+
+    reason: str
+    detail: str
+    site: str
+    count: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+
+
+@dataclass
+class Compile:
+    """One compilation. `code` is the number of what it made, as plans name it; `runs` counts how often that has run."""
+
+    region: str
+    site: str
+    module: str
+    ops: int
+    seconds: float
+    cause: str
+    why: str
+    changes: list[list[Any]]
+    skeleton: tuple[int, int]
+    variant: int
+    time: float
+    process: int
+    code: tuple[int, int] | None = None
+    runs: int = 0
+
+
+@dataclass
+class Region:
+    """One region of a plan. `alone` are the sampled seconds of one run with nothing else under way; None: no sample."""
+
+    plan: tuple[int, int]
+    index: int
+    how: str
+    ops: int
+    ended_by: str
+    detail: str
+    site: str
+    lines: list[tuple[str, str, bool, dict[str, int]]]
+    data: dict[str, Any]
+    count: int = 0
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def alone(self) -> float | None:
+        """The median of the samples."""
+        ordered = sorted(self.samples)
+        return ordered[len(ordered) // 2] if ordered else None
+
+    @property
+    def total(self) -> float | None:
+        """`alone` for every time it ran."""
+        return None if self.alone is None else self.alone * self.count
+
+    @property
+    def name(self) -> str:
+        """The region in words: how many ops, from which lines."""
+        lines = [line for line, *_ in self.lines]
+        first, last = (lines[0], lines[-1]) if lines else ("?", "?")
+        return f"{self.ops} ops from {first}" + (f" to {last}" if first != last else "")
+
+
+@dataclass
+class Line:
+    """One line of the program. `device` is its share of the regions' sampled time, by number of ops."""
+
+    site: str
+    modules: set[str] = field(default_factory=set)
+    ops: collections.Counter[str] = field(default_factory=collections.Counter)
+    backward: int = 0
+    regions: list[tuple[int, int, int]] = field(default_factory=list)
+    device: float = 0.0
+
+
+@dataclass
+class Island:
+    """An op that runs natively at a line."""
+
+    op: str
+    reason: str
+    site: str
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Built:
+    """A line that made modules inside a context. `count` is how often its first parameter was made."""
+
+    site: str
+    module: str
+    count: int = 0
+    seconds: float = 0.0
+    late: int = 0  # of them, after the first flush
+    last: float = 0.0
+    key: tuple[str, str] = ("", "")
+
+
+@dataclass
+class Facts:
+    """Everything a report is made of."""
+
+    processes: list[Process] = field(default_factory=list)
+    seconds: float = 0.0
+    host: float = 0.0
+    launch: float = 0.0
+    wait: float = 0.0
+    compile: float = 0.0
+    ops: int = 0
+    flushes: int = 0
+    steps: int = 0
+    recording: tuple[int, float] = (0, 0.0)  # sampled: ops, seconds
+    peak: int = 0
+    cuts: list[Cut] = field(default_factory=list)
+    syncs: list[Sync] = field(default_factory=list)
+    compiles: list[Compile] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    lines: dict[str, Line] = field(default_factory=dict)
+    islands: list[Island] = field(default_factory=list)
+    loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    built: list[Built] = field(default_factory=list)
+    compiling: str = ""  # what was being compiled when the log ended
+    broken: int = 0
+
+    @property
+    def runs(self) -> int:
+        """How often a region ran."""
+        return sum(r.count for r in self.regions)
+
+    @property
+    def again(self) -> list[Compile]:
+        """Compilations of ops that had been compiled before in another form."""
+        return [c for c in self.compiles if c.cause != "first"]
+
+    @property
+    def modules(self) -> dict[str, tuple[int, float]]:
+        """Ops and share of the sampled device time, over all rounds, by module path; gradients count for theirs."""
+        out: dict[str, tuple[int, float]] = {}
+        for region in self.regions:
+            each = (region.total or 0.0) / max(region.ops, 1)
+            for _, module, _, ops in region.lines:
+                if module:
+                    n = sum(ops.values())
+                    had = out.get(module, (0, 0.0))
+                    out[module] = had[0] + n * region.count, had[1] + n * each
+        return out
+
+    @property
+    def recording_per_op(self) -> float | None:
+        """Seconds that recording one op takes, from samples."""
+        ops, seconds = self.recording
+        return seconds / ops if ops else None
+
+
+class Adder:
+    """Adds up events one by one, so that a report can follow a log that is still being written."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self._cuts: dict[Where, Cut] = {}
+        self._syncs: dict[Where, Sync] = {}
+        self._islands: dict[tuple[str, str, str], Island] = {}
+        self._built: dict[str, Built] = {}
+        self._plans: dict[tuple[int, int], list[Region]] = {}
+        self._flushed: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._reasons: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._new: dict[tuple[int, int], list[Compile]] = {}  # compiled, and waiting for their plan, by thread
+        self._by_code: dict[tuple[int, int], Compile] = {}
+        self._nested: dict[tuple[int, int], list[tuple[float, float]]] = {}  # flushes since the last sync
+        self._spans: dict[int, tuple[float, float]] = {}
+
+    def add(self, process: int, event: Event) -> None:
+        """Take in one event of the process with this number."""
+        begin, end = self._spans.get(process, (event.time, event.time))
+        self._spans[process] = (min(begin, event.time), max(end, event.time))
+        handle = getattr(self, "_" + event.kind.replace("-", "_"), None)
+        if handle is not None:
+            handle(process, event, event.data)
+
+    def _flush(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        f = self.facts
+        f.flushes += 1
+        f.ops += d["ops"]
+        f.host += d["host"]
+        f.launch += d["seconds"] - d["compiling"]
+        begin, end = self._spans[process]
+        self._spans[process] = (min(begin, event.time - d["seconds"] - d["host"]), end)
+        where = d["reason"], d["detail"], d["site"]
+        cut = self._cuts.get(where)
+        if cut is None:
+            cut = self._cuts[where] = Cut(*where)
+            f.cuts.append(cut)
+        cut.count += 1
+        cut.ops += d["ops"]
+        cut.seconds += d["seconds"] - d["compiling"]
+        plan = process, d["plan"]
+        cut.plans.add(plan)
+        self._flushed[plan] += 1
+        self._reasons[d["reason"], d["site"]] += 1
+        for region in self._plans.get(plan, ()):
+            region.count += 1
+            compiled = self._by_code.get((process, region.data.get("code", -1)))
+            if compiled is not None:
+                compiled.runs += 1
+        nested = self._nested.setdefault((process, event.thread), [])
+        nested.append((event.time, d["seconds"]))
+        del nested[:-64]
+
+    def _sync(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        nested = self._nested.pop((process, event.thread), [])
+        # A flush on the way has been counted as such, its compilations too.
+        inside = sum(s for at, s in nested if at - s >= event.time - d["seconds"] - 1e-4)
+        waited = max(d["seconds"] - inside, 0.0)
+        self.facts.wait += waited
+        where = d["reason"], d["detail"], d["site"]
+        sync = self._syncs.get(where)
+        if sync is None:
+            sync = self._syncs[where] = Sync(*where)
+            self.facts.syncs.append(sync)
+        sync.count += 1
+        sync.waited += waited
+        sync.longest = max(sync.longest, waited)
+        if d["reason"] == "sync.island":
+            for island in self.facts.islands:
+                if d["detail"].startswith(f"{island.op}:") and island.site == d["site"]:
+                    island.seconds += waited
+
+    def _compiling(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.compiling = d["region"]
+
+    def _compile(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        f = self.facts
+        f.compiling = ""
+        f.compile += d["seconds"]
+        begin, end = self._spans[process]
+        self._spans[process] = (min(begin, event.time - d["seconds"]), end)
+        found = Compile(
+            d["region"],
+            d["site"],
+            d["module"],
+            d["ops"],
+            d["seconds"],
+            d["cause"],
+            d["why"],
+            d["changes"],
+            (process, d["skeleton"]),
+            d["variant"],
+            event.time,
+            process,
+        )
+        f.compiles.append(found)
+        self._new.setdefault((process, event.thread), []).append(found)
+
+    def _plan(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        plan = process, d["plan"]
+        rows = []
+        for index, r in enumerate(d["regions"]):
+            lines = [(line, module, backward, ops) for line, module, backward, ops in r["lines"]]
+            rows.append(
+                Region(plan, index, r["how"], r["ops"], r["ended_by"], r["detail"], r["site"], lines, r)
+            )
+            for line, module, backward, ops in lines:
+                row = self.facts.lines.setdefault(line, Line(line))
+                row.ops.update(ops)
+                row.backward += sum(ops.values()) if backward else 0
+                row.regions.append((*plan, index))
+                if module:
+                    row.modules.add(module)
+        self._plans[plan] = rows
+        self.facts.regions += rows
+        new = self._new.pop((process, event.thread), [])
+        for r in d["regions"]:
+            found = next((c for c in new if c.region == r.get("name") and c.code is None), None)
+            if found is not None and (process, r["code"]) not in self._by_code:
+                found.code = process, r["code"]
+                self._by_code[found.code] = found
+
+    def _run(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        rows = self._plans.get((process, d["plan"]), [])
+        if d["region"] < len(rows):
+            rows[d["region"]].samples.append(d["seconds"])
+
+    def _recording(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        ops, seconds = self.facts.recording
+        self.facts.recording = ops + d["ops"], seconds + d["seconds"]
+
+    def _island(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        where = d["op"], d["reason"], d["site"]
+        island = self._islands.get(where)
+        if island is None:
+            island = self._islands[where] = Island(*where)
+            self.facts.islands.append(island)
+        island.count += 1
+
+    def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.compiling = ""
+        self.facts.failures.append(d)
+
+    def _cache_load(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.loads.append(d)
+
+    def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        row = self._built.get(d["site"])
+        key = d["module"], d["name"]
+        if row is None:
+            row = self._built[d["site"]] = Built(d["site"], d["module"], key=key)
+            self.facts.built.append(row)
+        if key == row.key:
+            row.count += 1
+            row.late += self.facts.flushes > 0
+        elif row.late:
+            row.seconds += event.time - row.last
+        row.last = event.time
+
+    def _memory(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.peak = max(self.facts.peak, d["peak"])
+
+    def finish(self) -> Facts:
+        """The facts so far. More events may be added afterwards."""
+        f = self.facts
+        f.seconds = max((end - begin for begin, end in self._spans.values()), default=0.0)
+        f.steps = self._steps()
+        for line in f.lines.values():
+            line.device = 0.0
+        for region in f.regions:
+            each = (region.total or 0.0) / max(region.ops, 1)
+            for line, _, _, ops in region.lines:
+                f.lines[line].device += each * sum(ops.values())
+        return f
+
+    def _steps(self) -> int:
+        """How often the program went round: optimizer steps, else backward passes, else the most frequent cut."""
+        for wanted in ("cut.optimizer", "cut.backward"):
+            counts = [n for (reason, _), n in self._reasons.items() if reason == wanted]
+            if counts:
+                return max(counts)
+        return max((n for (reason, _), n in self._reasons.items() if reason != "mode.single"), default=0)
+
+
+def add_up(processes: Sequence[Process]) -> Facts:
+    """The facts of some processes, together."""
+    adder = Adder()
+    for number, process in enumerate(processes):
+        for event in process.events:
+            adder.add(number, event)
+        adder.facts.broken += process.broken
+    adder.facts.processes = list(processes)
+    return adder.finish()
+
+
+def top(rows: Iterable[Any], by: str, n: int) -> list[Any]:
+    """The `n` rows with the largest attribute `by`."""
+    return sorted(rows, key=lambda r: -(getattr(r, by) or 0))[:n]

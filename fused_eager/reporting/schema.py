@@ -1,0 +1,210 @@
+"""The schema of the event log: each kind of line, its fields and their units. `docs/event_log.md` is made from it.
+
+The version grows when a field changes its meaning or goes; a new field or kind does not change it, and readers skip
+what they do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its JSON type in words, and what it says (with the unit)."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of event."""
+
+    name: str
+    meaning: str
+    fields: tuple[Field, ...]
+
+
+COMMON = (
+    Field("kind", "text", "which of the kinds below"),
+    Field("t", "number", "seconds since the process's `start` line, of a clock that only goes forward"),
+    Field("thread", "integer", "which thread of the process told it, counted in the order of their first word"),
+)
+_REASON = (
+    Field("reason", "text", "a code that [reasons.md](reasons.md) explains"),
+    Field("detail", "text", "what exactly it was: an op, a method, a number"),
+    Field("site", "text", "the program's line, as `file:line`; `?:0` where there is none"),
+)
+_COMPILING = Field("compiling", "number", "seconds of it that went into compiling")
+
+KINDS: dict[str, Kind] = {
+    row.name: row
+    for row in (
+        Kind(
+            "start",
+            "The first line of each process.",
+            (
+                Field("v", "integer", f"version of this format: {VERSION}"),
+                Field("job", "text", "the same for all processes of one job"),
+                Field("pid", "integer", "the process"),
+                Field("rank", "integer or null", "its rank in a distributed job"),
+                Field("host", "text", "the machine's name"),
+                Field("wall", "number", "Unix time at which `t` was zero, in seconds"),
+                Field("argv", "list of text", "the command line"),
+                Field("versions", "object", "name to version: python, torch, jax, fused_eager"),
+            ),
+        ),
+        Kind(
+            "open",
+            "A context with a report was entered.",
+            (
+                Field("mode", "text", "debug, strict or fused"),
+                Field("options", "object", "the options that differ from their defaults"),
+                _REASON[2],
+            ),
+        ),
+        Kind("close", "The context was left; everything is finished.", ()),
+        Kind(
+            "plan",
+            "A stream was planned, the first time it was seen. `flush` refers to it by number.",
+            (
+                Field("plan", "integer", "the number"),
+                Field(
+                    "regions",
+                    "list of objects",
+                    "in the order in which they run: `how` (xla or aten), `ops`, `ended_by` (a reason's code), "
+                    "`detail`, `site`, `lines` (a list of [line, module path, whether autograd ran it for that line, "
+                    "{op: how many}]), `inputs`, `outputs`, `donated` (how many), `read_bytes`, `written_bytes`, "
+                    "`donated_bytes`, `inner_bytes` (results that no tensor ever held: never written as such); for XLA "
+                    "also `code` (the number of the executable: plans may share one) and `name`, as in `compile`",
+                ),
+            ),
+        ),
+        Kind(
+            "flush",
+            "Pending ops were run: planned, compiled if need be, and launched. Not waited for.",
+            (
+                *_REASON,
+                Field("plan", "integer", "number of the `plan`"),
+                Field("ops", "integer", "ops that were pending"),
+                Field("regions", "integer", "regions of the plan"),
+                Field(
+                    "host",
+                    "number",
+                    "seconds from the end of the thread's last flush or sync: the program's own Python, torch's "
+                    "dispatch, and recording",
+                ),
+                Field("seconds", "number", "seconds that the flush itself took on the host"),
+                _COMPILING,
+            ),
+        ),
+        Kind(
+            "sync",
+            "The program waited for a value.",
+            (
+                *_REASON,
+                Field("seconds", "number", "how long, from asking to having it, a flush on the way included"),
+                _COMPILING,
+            ),
+        ),
+        Kind(
+            "compiling",
+            "A compilation begins. Written at once, so a log that ends here says what was being compiled.",
+            (Field("region", "text", "the region in words"),),
+        ),
+        Kind(
+            "compile",
+            "A region was compiled.",
+            (
+                Field("region", "text", "the region in words: ops and lines"),
+                Field("ops", "integer", "its ops"),
+                Field("seconds", "number", "how long in all"),
+                Field("tracing", "number", "seconds of them in JAX, before XLA"),
+                Field("inputs", "integer", "values it takes"),
+                Field("outputs", "integer", "values it hands out"),
+                Field(
+                    "cause",
+                    "text",
+                    "first, shape, dtype, argument, layout, liveness, donation, option or ops: what is different "
+                    "from the nearest region that was compiled before",
+                ),
+                Field("why", "text", "the difference in words"),
+                Field("site", "text", "the line to look at"),
+                Field("module", "text", "path of the `nn.Module` of that line; empty outside of modules"),
+                Field("changes", "list", "each difference as [what, before, now]; at most 20"),
+                Field("skeleton", "integer", "numbers the sequence of ops; the same for all its shapes"),
+                Field("variant", "integer", "the how-manieth compilation of the skeleton it is, from 1"),
+            ),
+        ),
+        Kind(
+            "cache-load",
+            "A region was found in the compile cache. (The cache tells more, in kinds that begin with `cache-`.)",
+            (
+                Field("region", "text", "the region in words"),
+                Field("key", "text", "its key's digest"),
+                Field("tier", "text", "the store it came from"),
+                Field("ops", "integer", "its ops"),
+                Field("seconds", "number", "how long loading took"),
+                Field("saved", "number", "how long compiling had taken whoever made it"),
+            ),
+        ),
+        Kind(
+            "compile-failed",
+            "XLA could not compile a region; ATen runs it.",
+            (
+                Field("ops", "integer", "its ops"),
+                Field("error", "text", "XLA's words"),
+                Field("site", "text", "the line of its first op"),
+            ),
+        ),
+        Kind(
+            "island",
+            "An op runs natively. Once per kind of call where it is part of a plan, each time where it runs at once.",
+            (
+                Field("op", "text", "the ATen overload"),
+                Field("reason", "text", "why, in words"),
+                Field("site", "text", "the line"),
+            ),
+        ),
+        Kind(
+            "run",
+            "A region ran alone and was timed: a sample (the 2nd, 4th, 8th, 16th and every 32nd flush of its plan).",
+            (
+                Field("plan", "integer", "number of the `plan`"),
+                Field("region", "integer", "index of the region in it"),
+                Field("how", "text", "xla or aten"),
+                Field("seconds", "number", "from launch to the end, with nothing else under way"),
+            ),
+        ),
+        Kind(
+            "recording",
+            "Recording a stream was timed: a sample.",
+            (
+                Field("ops", "integer", "ops of the stream"),
+                Field("seconds", "number", "in the front door, all in; flushes and waits left out"),
+            ),
+        ),
+        Kind(
+            "parameter",
+            "A module got a parameter inside a context.",
+            (
+                Field("module", "text", "the module's type"),
+                Field("name", "text", "the parameter's name in it"),
+                Field("site", "text", "the line that asked for the module"),
+            ),
+        ),
+        Kind(
+            "memory",
+            "Memory of the process, every few seconds.",
+            (
+                Field("rss", "integer", "bytes that are resident now; 0 where the system does not say"),
+                Field("peak", "integer", "the most bytes that ever were"),
+            ),
+        ),
+        Kind("end", "The process has ended in order.", ()),
+    )
+}

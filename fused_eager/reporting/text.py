@@ -1,0 +1,133 @@
+"""The report as text: one screen, what to change first."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from .facts import Facts, top
+from .source import short, shorten, split
+
+if TYPE_CHECKING:
+    from .report import Report
+
+WIDTH = 110
+ADVICE, ROWS = 4, 4  # how many of each are shown
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a fitting unit and three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 1e-6:.3g} us" if seconds else "0 s"
+
+
+def amount(nbytes: float) -> str:
+    """Bytes with a fitting unit."""
+    for unit, size in (("GB", 2**30), ("MB", 2**20), ("kB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def times(f: Facts) -> list[tuple[str, float]]:
+    """Where the host's time went, in parts that do not overlap; the last is what is left."""
+    rows = [
+        ("compiling", f.compile),
+        ("waiting for values", f.wait),
+        ("planning and launching", f.launch),
+        ("the program itself, with recording", f.host),
+    ]
+    rest = f.seconds * max(len(f.processes), 1) - sum(s for _, s in rows)
+    return [*rows, ("outside of any context", max(rest, 0.0))]
+
+
+def headline(f: Facts) -> str:
+    """The run in a line."""
+    steps = f", {f.steps} rounds ({f.steps / f.seconds:.3g}/s)" if f.steps and f.seconds else ""
+    many = f"{len(f.processes)} processes, " if len(f.processes) > 1 else ""
+    return f"{many}{duration(f.seconds)}{steps}; {f.ops} ops ran in {f.runs} regions"
+
+
+def facts_lines(f: Facts) -> list[str]:
+    """What there is to know besides the advice, in short lines."""
+    total = sum(s for _, s in times(f)) or 1.0
+    shares = [f"{duration(s)} {name} ({s / total:.0%})" for name, s in times(f) if s / total > 0.005]
+    lines = ["time: " + ", ".join(shares)]
+    if f.compiles:
+        again = len(f.again)
+        lines.append(
+            f"compiled: {len(f.compiles)} regions in {duration(f.compile)}, {again} of them in another form of "
+            "ops that had been compiled before"
+        )
+    if f.loads:
+        spent, saved = sum(d["seconds"] for d in f.loads), sum(d["saved"] for d in f.loads)
+        lines.append(
+            f"loaded: {len(f.loads)} regions from the compile cache in {duration(spent)}; compiling them had taken "
+            f"{duration(saved)}"
+        )
+    inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
+    donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
+    if inner:
+        lines.append(
+            f"memory: {amount(inner)} of intermediates never written, {amount(donated)} reused in place"
+            + (f", at most {amount(f.peak)} resident" if f.peak else "")
+        )
+    if f.recording_per_op:
+        lines.append(f"recording: {duration(f.recording_per_op)} per op (sampled)")
+    sampled = [r for r in f.regions if r.total is not None]
+    if sampled:
+        busy = sum(r.total or 0.0 for r in sampled)
+        lines.append(f"device: about {duration(busy)} of work (sampled; beside the host's time, not part of it)")
+    return lines
+
+
+def _wrap(indent: str, words: str) -> list[str]:
+    return textwrap.wrap(
+        words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def render(report: Report) -> str:
+    """The whole text."""
+    f = report.facts
+    sites = [*f.lines, *(s.site for s in f.syncs), *(c.site for c in f.compiles)]
+    lines = [f"fused_eager: {headline(f)}", *("  " + line for line in facts_lines(f))]
+    if f.compiling:
+        lines.append(f"  the log ends while compiling {shorten(f.compiling, sites)}")
+    if f.broken:
+        lines.append(f"  {f.broken} lines of the log could not be read")
+    if report.advice:
+        lines += ["", "What to change, most time to gain first:"]
+        for number, a in enumerate(report.advice[:ADVICE], 1):
+            lines.append(f"{number:2}. {short(a.site)}  {duration(a.seconds)}: {shorten(a.title, sites)}")
+            if a.source:
+                lines.append(f"      > {a.source[: WIDTH - 8]}")
+            lines += _wrap("      ", f"Cure: {a.cure}.")
+            lines += _wrap("      ", f"Seen: {shorten(a.evidence, sites)}.")
+        if len(report.advice) > ADVICE:
+            lines.append(f"    and {len(report.advice) - ADVICE} more")
+    elif f.flushes:
+        lines += ["", "Nothing to change: no line waits in every round, nothing was compiled twice without need."]
+    lines += _tables(f, sites)
+    return "\n".join(lines)
+
+
+def _tables(f: Facts, sites: list[str]) -> list[str]:
+    lines = []
+    cuts = [c for c in f.cuts if c.reason != "mode.single"]
+    if cuts:
+        lines += ["", "Where work was cut (flushes, ops each, reason):"]
+        for cut in top(cuts, "count", ROWS):
+            where = short(cut.site) if split(cut.site)[1] else "-"
+            lines.append(f"  {cut.count:6} x {cut.ops / cut.count:6.0f} ops  {where:<28} {cut.reason} {cut.detail}")
+    if f.compiles:
+        lines += ["", "Longest compilations:"]
+        for c in top(f.compiles, "seconds", ROWS):
+            lines.append(f"  {duration(c.seconds):>8}  {shorten(c.region, sites)}: {shorten(c.why, sites)}"[:WIDTH])
+    if f.islands:
+        lines += ["", "Ops that ran natively:"]
+        for i in top(f.islands, "count", ROWS):
+            lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
+    return lines

@@ -1,0 +1,241 @@
+"""The writer: the event log as JSON lines in a file, while the program runs.
+
+The program's thread only appends to a list; another thread turns events into text and writes them twice a second, and
+at once where something long begins. So a killed process loses half a second at most, and its file is readable.
+Lines are written whole: two processes never share a file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from fused_eager import site
+from fused_eager.config import OPTIONS, Config
+from fused_eager.errors import FusedEagerError
+from fused_eager.events import LOG, Event
+
+from .schema import VERSION
+
+EVERY = 0.5  # seconds between writes
+MEMORY_EVERY = 5.0  # seconds between looks at the memory
+URGENT = frozenset({"compiling", "open", "close", "compile-failed"})
+
+
+class Writer:
+    """Writes events to the file of one process. `pause` and `resume` follow the contexts that ask for it."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.users = 0
+        self.queue: list[Event] = []
+        self.wake = threading.Event()
+        self.lock = threading.Lock()
+        self.done = False
+        self.pid = os.getpid()
+        self.zero = time.perf_counter()
+        self.looked = 0.0
+        name, job = claim(path)
+        self.file = name
+        # Unbuffered, and always at the end: what is written is in the file, whatever becomes of us.
+        self.fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._write([_line("start", 0.0, 0, _start(job))])
+        self.thread = threading.Thread(target=self._work, daemon=True, name="fused_eager report")
+        self.thread.start()
+        atexit.register(self.close)
+
+    def __call__(self, event: Event) -> None:
+        """The sink."""
+        self.queue.append(event)
+        if event.kind in URGENT:
+            self.wake.set()
+
+    def _work(self) -> None:
+        while not self.done:
+            self.wake.wait(EVERY)
+            self.wake.clear()
+            self.drain()
+
+    def drain(self) -> None:
+        """Write what has been told so far."""
+        with self.lock:
+            if self.pid != os.getpid() or self.fd < 0:
+                return
+            lines = []
+            while self.queue:
+                batch, self.queue = self.queue, []
+                lines += [_line(e.kind, e.time - self.zero, e.thread, e.data) for e in batch]
+            at = time.perf_counter()
+            if lines and at - self.looked > MEMORY_EVERY:
+                self.looked = at
+                lines.append(_line("memory", at - self.zero, 0, _memory()))
+            self._write(lines)
+
+    def _write(self, lines: list[str]) -> None:
+        if lines:
+            data = "".join(lines).encode()
+            while data:
+                data = data[os.write(self.fd, data) :]
+
+    def close(self) -> None:
+        """Write what is left, and that the process has ended in order."""
+        if self.pid != os.getpid() or self.fd < 0:
+            return
+        self.done = True
+        self.wake.set()
+        self.drain()
+        at = time.perf_counter() - self.zero
+        with self.lock:
+            self._write([_line("memory", at, 0, _memory()), _line("end", at, 0, {})])
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _line(kind: str, t: float, thread: int, data: dict[str, Any]) -> str:
+    return json.dumps({"kind": kind, "t": round(t, 7), "thread": thread, **data}, default=str) + "\n"
+
+
+def _start(job: str) -> dict[str, Any]:
+    import importlib.metadata as metadata
+
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "jax", "jaxlib", "fused-eager"):
+        try:
+            versions[name.replace("-", "_")] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name.replace("-", "_")] = "?"
+    return {
+        "v": VERSION,
+        "job": job,
+        "pid": os.getpid(),
+        "rank": _rank(),
+        "host": socket.gethostname(),
+        "wall": time.time(),
+        "argv": list(sys.argv),
+        "versions": versions,
+    }
+
+
+def _memory() -> dict[str, int]:
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return {"rss": 0, "peak": peak}
+    rss = pages * os.sysconf("SC_PAGE_SIZE")
+    return {"rss": rss, "peak": max(peak, rss)}
+
+
+def _rank() -> int | None:
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def claim(path: str) -> tuple[str, str]:
+    """The file that this process may write, and the name of the job it belongs to.
+
+    Rank 0 and a process without a rank write `path`; the other ranks `path.rank1` and so on; and a process that finds
+    `path` taken by one that still lives (its parent, say) writes `path.pid1234`.
+    """
+    rank = _rank()
+    if rank is not None:
+        place = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return path if rank == 0 else f"{path}.rank{rank}", ":".join([*place, restarts])
+    owner = _owner(path)
+    if owner is not None:
+        return f"{path}.pid{os.getpid()}", str(owner["job"])
+    return path, f"{socket.gethostname()}:{os.getpid()}:{time.time():.3f}"
+
+
+def _owner(path: str) -> dict[str, Any] | None:
+    """The first line of `path`, if the process that wrote it is another one on this machine and lives."""
+    try:
+        with open(path) as file:
+            first = json.loads(file.readline())
+        if first["host"] != socket.gethostname() or first["pid"] == os.getpid():
+            return None
+        os.kill(first["pid"], 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return first if isinstance(first, dict) and "job" in first else None
+
+
+_writers: dict[str, Writer] = {}
+_lock = threading.Lock()
+
+
+def attach(config: Config) -> Writer:
+    """Write the event log to `config.report` from here on, until `detach`. Contexts may ask for it more than once.
+
+    Raises:
+        FusedEagerError: the file cannot be written.
+    """
+    path = os.path.abspath(config.report)
+    with _lock:
+        writer = _writers.get(path)
+        if writer is None or writer.pid != os.getpid():
+            try:
+                writer = _writers[path] = Writer(path)
+            except OSError as error:
+                raise FusedEagerError(f"option report: cannot write {config.report!r}: {error.strerror}") from error
+        writer.users += 1
+        if writer.users == 1:
+            LOG.sinks.append(writer)
+            _details(1)
+    defaults = {name: option.default for name, option in OPTIONS.items()}
+    changed = {name: getattr(config, name) for name in defaults if getattr(config, name) != defaults[name]}
+    LOG.emit("open", mode=config.mode, options=changed, site=str(site.caller()))
+    return writer
+
+
+def detach(writer: Writer) -> None:
+    """One context less that wants the file."""
+    LOG.emit("close")
+    with _lock:
+        writer.users -= 1
+        if writer.users == 0 and writer in LOG.sinks:
+            LOG.sinks.remove(writer)
+            _details(-1)
+    writer.drain()
+
+
+_asking = 0
+
+
+def _details(by: int) -> None:
+    global _asking
+    _asking += by
+    LOG.detailed = _asking > 0
+    site.ask_for_details(by)
+
+
+def want_details(by: int) -> None:
+    """Count one more (1) or one less (-1) who wants what takes time to find out."""
+    with _lock:
+        _details(by)
+
+
+def _in_child() -> None:
+    # The writer's thread does not exist here, and the file is the parent's.
+    global _asking
+    for writer in _writers.values():
+        if writer in LOG.sinks:
+            LOG.sinks.remove(writer)
+    if _asking:
+        site.ask_for_details(-_asking)
+    _asking, LOG.detailed = 0, False
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

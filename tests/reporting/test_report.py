@@ -1,0 +1,102 @@
+"""The report is a view of the event log."""
+
+from __future__ import annotations
+
+import pytest
+
+from fused_eager import report
+from fused_eager.events import EventLog
+from fused_eager.reasons import CODES, Reason
+from fused_eager.reporting import report as module
+from fused_eager.site import Site
+
+from .logs import Log
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> EventLog:
+    """A log of our own."""
+    log = EventLog(kept=50)
+    monkeypatch.setattr(module, "LOG", log)
+    return log
+
+
+def test_of_nothing(own: EventLog) -> None:
+    found = report()
+    assert (found.ops, found.regions, found.compilations, found.flushes, found.islands) == (0, 0, 0, {}, {})
+    assert found.advice == ()
+    assert "0 ops" in str(found)
+
+
+def test_it_looks_at_the_log_of_this_process(own: EventLog) -> None:
+    for event in _two_rounds().events:
+        own.emit(event.kind, **event.data)
+    found = report()
+    assert (found.ops, found.regions) == (6, 2)
+    assert (found.compilations, found.compile_seconds) == (1, 0.5)
+
+
+def _two_rounds() -> Log:
+    log = Log()
+    log.compile(1)
+    log.plan(1)
+    log.flush()
+    log.flush()
+    return log
+
+
+def test_sums() -> None:
+    log = _two_rounds()
+    log.flush("sync.value", ops=5, plan=1)
+    log.island()
+    found = log.report
+    assert (found.ops, found.regions) == (11, 3)
+    assert found.flushes == {"cut.backward": 2, "sync.value": 1}
+    assert found.islands == {"aten.sort.default": "no lowering (a.py:3)"}
+
+
+def test_the_text_is_one_screen_and_begins_with_what_to_change() -> None:
+    log = _two_rounds()
+    for i in range(30):
+        log.flush()
+        log.sync(seconds=2e-3, site=f"a.py:{i % 3}")
+        log.island(op=f"aten.op{i}.default")
+        log.compile(1, "ops", site=f"b.py:{i}")
+    text = str(log.report)
+    lines = text.splitlines()
+    assert len(lines) <= 48 and max(map(len, lines)) <= 120
+    assert text.index("What to change") < text.index("Where work was cut")
+    assert " 1. a.py:" in text and "Cure: " in text and "Seen: " in text
+
+
+def test_a_run_without_fault_says_so() -> None:
+    assert "Nothing to change" in str(_two_rounds().report)
+
+
+def test_a_log_that_ends_while_compiling_says_what() -> None:
+    log = _two_rounds()
+    log.tell("compiling", region="12 ops from train.py:3")
+    assert "the log ends while compiling 12 ops from train.py:3" in str(log.report)
+
+
+def test_old_events_make_room_and_rare_ones_stay(own: EventLog) -> None:
+    for event in _two_rounds().events[:2]:
+        own.emit(event.kind, **event.data)
+    flush = _two_rounds().events[-1]
+    for _ in range(200):
+        own.emit(flush.kind, **flush.data)
+    found = report()
+    assert found.compilations == 1 and found.flushes == {"cut.backward": 50}
+    assert own.counts["flush"] == 200
+
+
+def test_every_code_used_anywhere_is_explained() -> None:
+    for code, row in CODES.items():
+        assert code == row.name and row.meaning and row.hint
+
+
+def test_a_reason_is_one_of_the_codes() -> None:
+    with pytest.raises(KeyError, match=r"sync\.value"):
+        Reason("sync.valeu")
+    text = str(Reason("region.size", "1024 ops", Site("a.py", 3, "f")))
+    assert text == f"region.size: {CODES['region.size'].meaning} (1024 ops) at a.py:3"

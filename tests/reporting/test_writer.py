@@ -1,0 +1,165 @@
+"""The event log in files: written as it goes, one per process, readable whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fused_eager import FusedEagerError, fused_eager, site
+from fused_eager.events import LOG
+from fused_eager.reporting import reading, writer
+from fused_eager.reporting.reading import LogError
+from fused_eager.reporting.schema import COMMON, KINDS, VERSION
+
+
+def program(x: torch.Tensor) -> float:
+    return float((x * 2.0 + 1.0).sum())
+
+
+def run(path: Path, times: int = 2) -> None:
+    with fused_eager(report=str(path)):
+        for _ in range(times):
+            program(torch.ones(3, 5))
+
+
+def test_a_run_leaves_a_log_that_keeps_to_the_schema(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    run(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["kind"] == "start" and lines[0]["v"] == VERSION and lines[0]["pid"] == os.getpid()
+    kinds = {line["kind"] for line in lines}
+    assert {"open", "plan", "flush", "sync", "close"} <= kinds
+    for line in lines:
+        kind = line.pop("kind")
+        if kind.startswith("cache-") and kind not in KINDS:
+            continue
+        known = {f.name for f in (*COMMON, *KINDS[kind].fields)} - {"kind"}
+        assert set(line) == known, kind
+
+
+def test_the_option_costs_nothing_when_it_is_off(tmp_path: Path) -> None:
+    with fused_eager():
+        assert not LOG.detailed and not site._details
+    run(tmp_path / "log")
+    assert not LOG.detailed and not site._details and not any(isinstance(s, writer.Writer) for s in LOG.sinks)
+
+
+def test_contexts_share_a_file_and_a_second_one_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with fused_eager(report=str(path)), fused_eager(report=str(path), mode="strict"):
+        program(torch.ones(2))
+    run(path)
+    process = reading.read_one(str(path))
+    assert [e.kind for e in process.events].count("open") == 2
+    assert not process.broken
+
+
+def test_mode_off_writes_nothing(tmp_path: Path) -> None:
+    with fused_eager(mode="off", report=str(tmp_path / "log")):
+        program(torch.ones(2))
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "no_such_folder" / "x")
+    with pytest.raises(FusedEagerError, match=r"report.*no_such_folder"), fused_eager(report=path):
+        raise AssertionError("not reached")
+    with fused_eager():  # and nothing is left behind
+        assert program(torch.ones(2)) == 6.0
+
+
+SCRIPT = """
+import os, sys, time, torch
+from fused_eager import fused_eager
+with fused_eager():
+    for _ in range(3):
+        (torch.ones(4) * 2).sum().item()
+    if sys.argv[1] == "hang":
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def environment(path: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "FUSED_EAGER_REPORT": str(path), "FUSED_EAGER_CACHE": "off", **more}
+
+
+def test_a_killed_process_leaves_a_readable_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    command = [sys.executable, "-c", SCRIPT, "hang"]
+    with subprocess.Popen(command, env=environment(path), stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        time.sleep(2 * writer.EVERY)
+        child.send_signal(signal.SIGKILL)
+    process = reading.read_one(str(path))
+    assert not process.ended and not process.broken
+    assert [e.kind for e in process.events].count("flush") == 3
+
+
+def test_ranks_write_files_of_their_own_and_are_merged(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1234", "WORLD_SIZE": "2"}
+    (tmp_path / "log.rank7").write_text('{"kind": "start", "t": 0, "v": 1, "job": "an older one", "rank": 7}\n')
+    for rank in (1, 0):
+        command = [sys.executable, "-c", SCRIPT, "end"]
+        subprocess.run(command, env=environment(path, RANK=str(rank), **job), check=True, timeout=120)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "log.rank1", "log.rank7"]
+    found = reading.read(path)
+    assert [p.name for p in found] == ["rank 0", "rank 1"] and all(p.ended for p in found)
+
+
+def test_a_second_process_leaves_the_file_of_one_that_lives_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert writer.claim(str(path))[0] == str(path)
+    path.write_text(json.dumps({"kind": "start", "pid": os.getppid(), "host": os.uname().nodename, "job": "j"}) + "\n")
+    assert writer.claim(str(path)) == (f"{path}.pid{os.getpid()}", "j")
+    path.write_text(json.dumps({"kind": "start", "pid": 2**22 + 1, "host": os.uname().nodename, "job": "j"}) + "\n")
+    assert writer.claim(str(path))[0] == str(path), "the one who wrote it is gone"
+
+
+def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with fused_eager(report=str(path)):
+        program(torch.ones(2))
+        pid = os.fork()
+        if pid == 0:
+            program(torch.ones(2))
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        program(torch.ones(2))
+    process = reading.read_one(str(path))
+    assert not process.broken and {e.kind for e in process.events} >= {"open", "close"}
+    reasons = [e.data["reason"] for e in process.events if e.kind == "sync"]
+    assert reasons.count("sync.value") == 2, "the parent's two, not the child's"
+
+
+def test_a_torn_last_line_costs_that_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    run(path)
+    whole = reading.read_one(str(path))
+    path.write_text(path.read_text()[:-20])
+    torn = reading.read_one(str(path))
+    assert torn.broken == 1 and len(torn.events) == len(whole.events) - 1
+
+
+@pytest.mark.parametrize("text", ["hello\n", "", "[1]\n", '{"kind": "flush", "t": 1}\n'])
+def test_what_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    with pytest.raises(LogError, match="no event log"):
+        reading.read(path)
+
+
+def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text('{"kind": "start", "t": 0, "v": 99}\n')
+    with pytest.raises(LogError, match="version 99"):
+        reading.read(path)
