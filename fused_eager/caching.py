@@ -50,8 +50,6 @@ class Keeper:
             allow_unsigned=config.cache_unsigned,
             timeout_s=config.cache_timeout,
             lease_ttl_s=config.cache_lease,
-            origin=surroundings.origin(),
-            versions=surroundings.versions(),
             on_event=self._tell,
         )
         # After the cache's own, so that at exit this one is flushed first: it feeds the other.
@@ -59,6 +57,10 @@ class Keeper:
 
     def key(self, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> Key:
         """The key of a region here and now. Raises Unencodable."""
+        if self.cache.origin is None:
+            # Not when the context is entered: looking at the device starts XLA.
+            self.cache.versions = surroundings.versions()
+            self.cache.origin = surroundings.origin()
         return Key({"region": canonical.to_parts(nodes, region, homes), **surroundings.parts(bounds, self.salt)})
 
     def load_or_make(
@@ -182,10 +184,12 @@ def _plain(value: Any) -> Any:
 
 
 def _keys(where: str) -> bytes:
-    """The key text that the option `cache_keys` points to. Raises OSError, KeyError."""
+    """The key text that the option `cache_keys` points to. Raises OSError."""
     if not where:
         return b""
     if where.startswith("env:"):
+        if where[4:] not in os.environ:
+            raise OSError(f"the environment has no {where[4:]}")
         return os.environ[where[4:]].encode()
     return Path(where).expanduser().read_bytes()
 
@@ -214,13 +218,15 @@ def keeper(config: Config) -> Keeper | None:
 def _open(config: Config) -> Keeper | None:
     try:
         return Keeper(config)
-    except Unencodable as why:
-        # Keys would not tell this machine from another one.
-        LOG.emit("cache-off", detail=str(why))
+    except RuntimeError as why:
+        LOG.emit("cache-off", detail=str(why))  # a user without a home
         return None
-    except (KeyError, OSError) as error:
+    except OSError as error:
         raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, which cannot be read: {error}") from error
     except store.KeyTextError as error:
         raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, and in it {error}") from error
     except (ValueError, store.MissingExtra) as error:
-        raise OptionError(f"option 'cache' is {redacted(config.cache)!r}: {error}") from error
+        urls = ",".join(redacted(url.strip()) for url in config.cache.split(","))
+        raise OptionError(
+            f"option 'cache' is {urls!r}: {error}; allowed: off, or URLs and absolute paths with commas"
+        ) from error
