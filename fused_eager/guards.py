@@ -30,8 +30,8 @@ from .reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether it
-    reads that of all its operands instead of the first alone."""
+    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether
+    what it reads is not the tensor but its other operands."""
 
     owner: Any
     name: str
@@ -94,7 +94,7 @@ def _settled(t: Any, guard: Guard) -> None:
 def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for a in leaves([args, kwargs] if guard.operands else args[:1]):
+        for a in leaves([args[1:], kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)

@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         if seed % 50 == 49:
             load.READY.clear()
             gc.collect()
-            print(f"  seed {seed}: {dict(counts)} in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+            seconds = time.perf_counter() - started
+            print(f"  seed {seed}: {dict(counts)} in {seconds:.0f} s", file=sys.stderr, flush=True)
     print(f"{counts['programs']} programs of {counts['statements']} statements, {counts['mismatches']} mismatches, "
           f"{counts['left out']} left out, {time.perf_counter() - started:.0f} s")
     return 1 if counts["mismatches"] else 0

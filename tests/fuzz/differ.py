@@ -115,7 +115,8 @@ def _differ(a: Any, b: Any, tolerance: float) -> str:
         return next((found for x, y in zip(a, b, strict=True) if (found := _differ(x, y, tolerance))), "")
     if isinstance(a, float):
         # A sum that was read: as exact as the numbers in it.
-        return "" if math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2) or a != a != b != b else f"is {b!r} instead of {a!r}"
+        near = math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2) or (a != a and b != b)
+        return "" if near else f"is {b!r} instead of {a!r}"
     return "" if a == b else f"is {b!r} instead of {a!r}"
 
 
@@ -180,8 +181,7 @@ def in_double(program: Program) -> Program:
     """The same program in float64 throughout."""
 
     def widen(text: str) -> str:
-        return re.sub(r"torch\.(float32|bfloat16)|\.float\(\)", lambda m: ".double()" if m[0][0] == "." else "torch.float64",
-                      text)
+        return re.sub(r"torch\.(float32|bfloat16)", "torch.float64", text.replace(".float()", ".double()"))
 
     return replace(
         program, before=tuple(map(widen, program.before)), body=tuple(map(widen, program.body)),
@@ -190,7 +190,10 @@ def in_double(program: Program) -> Program:
 
 
 def repaired(program: Program) -> Program | None:
-    """The program without the statements that eager refuses (in a later round of the loop, say); None if none is left."""
+    """The program without the statements that eager refuses (in a later round of the loop, say).
+
+    None if that comes to no end.
+    """
     for _ in range(12):
         outcome = run(program, None)
         if outcome.error is None:

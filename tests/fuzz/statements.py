@@ -322,14 +322,16 @@ BLOCKS = [
     "for j in range(3):\n    {w}[j % {w}.shape[0]].add_(j)",
     "for u in {w}.unbind():\n    u.mul_({s})",
     "p = {f}.detach().clone().requires_grad_()\nq = (p * {f}).sum()\nq.backward()\n{a} = p.grad",
-    "p = {f}.detach().clone().requires_grad_()\n(p.tanh() * p).mean().backward()\nwith torch.no_grad():\n    p.sub_(p.grad)",
+    "p = {f}.detach().clone().requires_grad_()\n(p.tanh() * p).mean().backward()\n"
+    "with torch.no_grad():\n    p.sub_(p.grad)",
     "p = torch.nn.Parameter({f}.detach().clone())\no = torch.optim.SGD([p], lr={s} if {s} > 0 else 0.1, momentum=0.5)\n"
     "for j in range(2):\n    o.zero_grad()\n    (p * p).sum().backward()\n    o.step()\n{a} = p.detach()",
     "p = torch.nn.Parameter({f}.detach().clone())\no = torch.optim.AdamW([p], lr=0.01)\n"
     "for j in range(2):\n    o.zero_grad()\n    ((p - 1) ** 2).sum().backward()\n    o.step()\n{a} = p.detach()",
     "p = {f}.detach().clone().requires_grad_()\ng, = torch.autograd.grad((p ** 3).sum(), p, create_graph=True)\n"
     "{a}, = torch.autograd.grad(g.sum(), p)",
-    "p = {f}.detach().clone().requires_grad_()\ny = p * 2\ny.register_hook(lambda g: g * {s})\ny[0].sum().backward()\n{a} = p.grad",
+    "p = {f}.detach().clone().requires_grad_()\ny = p * 2\ny.register_hook(lambda g: g * {s})\n"
+    "y[0].sum().backward()\n{a} = p.grad",
     "p = {f}.detach().clone().requires_grad_()\ny = p.clone()\ny[0].mul_({s})\ny.sum().backward()\n{a} = p.grad",
     "with torch.no_grad():\n    {a} = {f} * {f}\n    {w}.add_(1)",
     "with torch.inference_mode():\n    {a} = ({f} * 2).clone()\n{a} = {a}.clone()",

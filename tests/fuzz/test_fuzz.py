@@ -16,8 +16,7 @@ from .__main__ import one
 from .differ import Invalid, check, compare, in_double, repaired, run, shrink
 from .generate import Program, generate
 
-# A run that fails says its seed; FUZZ_SEED is not an option of the library, so it is an argument of the command instead:
-# `python -m tests.fuzz --seed N --programs 60`.
+# A failure says its seed, and the command that runs it again.
 FRESH = random.SystemRandom().randrange(10**9)
 
 
