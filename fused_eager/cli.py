@@ -25,6 +25,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified"),
     Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
+    Command("ops", "fused_eager.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("doctor", "fused_eager.doctor", "say what was found: versions, devices, cache, known-bad combinations"),
 )
 
