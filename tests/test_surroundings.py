@@ -1,0 +1,164 @@
+"""Surroundings: whatever changes machine code besides the region changes the key, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from fused_eager.cache import Key, Unencodable
+
+from fused_eager import surroundings
+
+
+@pytest.fixture(autouse=True)
+def looked_at_anew() -> Iterator[None]:
+    """Each test sees this machine for the first time, and leaves nothing of what it pretended."""
+    cached = (surroundings.lowering_digest, surroundings.cpu, surroundings._of_process)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+def digest() -> str:
+    return Key(surroundings.parts(True, "")).digest
+
+
+@contextmanager
+def patched(where: Any, name: str, value: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(where, name, value)
+        yield
+
+
+@contextmanager
+def torch_level(level: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(level)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def cpuinfo(change: Callable[[str], str]) -> Iterator[None]:
+    real = Path("/proc/cpuinfo").read_text()
+    read = Path.read_text
+    with patched(Path, "read_text", lambda p, *a: change(real) if str(p) == "/proc/cpuinfo" else read(p, *a)):
+        yield
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv(name, value)
+        yield
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "jax": lambda: patched(jax, "__version__", "0.0.1"),
+    "jaxlib": lambda: patched(surroundings.jaxlib, "__version__", "0.0.1"),
+    "torch": lambda: patched(torch, "__version__", "0.0.1"),
+    "the lowering": lambda: patched(surroundings, "lowering_digest", lambda: "0" * 64),
+    "the processor": lambda: cpuinfo(lambda text: text.replace("model\t", "model\t1")),
+    "an instruction set": lambda: cpuinfo(lambda text: text.replace(" sse2 ", " sse2 avx1024 ")),
+    "cores": lambda: patched(os, "sched_getaffinity", lambda pid: set(range(97))),
+    "XLA's threads": lambda: environment("NPROC", "7"),
+    "XLA's flags": lambda: environment("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true"),
+    "JAX's precision": lambda: jax.default_matmul_precision("bfloat16"),
+    "JAX's promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "torch's precision": lambda: torch_level("medium"),
+    "the default dtype": lambda: default_dtype(torch.float64),
+    "the format": lambda: patched(surroundings.executable, "FORMAT", 99),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_what_the_code_depends_on_changes_the_key(name: str) -> None:
+    before = digest()
+    surroundings._of_process.cache_clear()
+    surroundings.cpu.cache_clear()
+    with CHANGES[name]():
+        assert digest() != before
+    surroundings._of_process.cache_clear()
+    surroundings.cpu.cache_clear()
+    assert digest() == before
+
+
+def test_the_options_are_in_the_key() -> None:
+    found = [surroundings.parts(bounds, salt) for bounds in (True, False) for salt in ("", "a")]
+    assert len({Key(parts).digest for parts in found}) == 4
+
+
+def test_what_does_not_matter_is_not_in_the_key() -> None:
+    before = digest()
+    for name in ("HOME", "FUSED_EAGER_MAX_REGION", "JAX_COMPILATION_CACHE_DIR"):
+        with environment(name, "/elsewhere"):
+            surroundings._of_process.cache_clear()
+            assert digest() == before
+    assert str(os.getcwd()) not in str(surroundings.parts(True, ""))
+
+
+def test_flags_that_xla_has_read_count_even_if_the_variable_is_gone() -> None:
+    code = (
+        "import os, jax; jax.devices(); del os.environ['XLA_FLAGS']\n"
+        "from fused_eager import surroundings\nprint(surroundings.parts(True, '')['xla_options'])"
+    )
+    found = set()
+    for isa in ("AVX2", "SSE4_2"):
+        environ = {**os.environ, "XLA_FLAGS": f"--xla_cpu_max_isa={isa}"}
+        found.add(subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=True).stdout)
+    assert len(found) == 2
+
+
+def test_the_source_of_every_lowering_is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = surroundings.lowering_digest()
+    folder = Path(surroundings.fusion_rules.__file__).parent
+    for path in folder.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(surroundings.fusion_rules, "__file__", str(tmp_path / "__init__.py"))
+    surroundings.lowering_digest.cache_clear()
+    assert surroundings.lowering_digest() == before  # where it lies does not matter
+    with open(tmp_path / "lower_norm.py", "a") as out:
+        out.write("\n")
+    surroundings.lowering_digest.cache_clear()
+    assert surroundings.lowering_digest() != before
+
+
+def test_a_machine_that_does_not_say_what_it_is_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cpuinfo(lambda text: "processor : 0\n"), pytest.raises(Unencodable, match="names no features"):
+        surroundings.parts(True, "")
+
+    def gone(path: Path, *rest: Any) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    with pytest.raises(Unencodable, match="unknown here"):
+        surroundings.origin()
+
+
+def test_the_origin_tells_machines_apart() -> None:
+    here = surroundings.origin()
+    assert here.cpu_features and here.device_kind
+    surroundings.cpu.cache_clear()
+    with cpuinfo(lambda text: text.replace(" sse2 ", " ")):
+        assert "CPU features differ" in here.foreign_to(surroundings.origin())
