@@ -155,10 +155,10 @@ def _run(info: Any, sample: Any, beneath: _Beneath | None) -> None:
         # Mode strict: the same lowerings as fused, one op per region, and no patience with shapes that change.
         try:
             if beneath is None:
-                with fused_eager(mode="strict", progress=False):
+                with fused_eager(mode="strict", progress=False, cache="off"):
                     info.op(first, *args, **kwargs)
             else:
-                with beneath, fused_eager(mode="strict", progress=False):
+                with beneath, fused_eager(mode="strict", progress=False, cache="off"):
                     info.op(first, *args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if beneath is not None:
@@ -248,7 +248,7 @@ def main(argv: list[str], prog: str) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description="Say which ops run through XLA, and why others do not.")
     parser.add_argument("names", nargs="*", help="entries of torch's op_db; none: all")
-    parser.add_argument("--samples", type=int, default=16, help="samples that each entry is measured with (default: 16)")
+    parser.add_argument("--samples", type=int, default=16, help="samples per entry (default: 16)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown to a file")
     args = parser.parse_args(argv)

@@ -43,7 +43,7 @@ def run(program: Program, mode: str | None) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with contextlib.nullcontext() if mode is None else fe.fused_eager(mode=mode, progress=False, validate=True):
+            with contextlib.nullcontext() if mode is None else fe.fused_eager(mode=mode, progress=False, cache="off", validate=True):
                 exec(code, env)
         variables = {k: v for k, v in env.items() if isinstance(v, torch.Tensor)}
         return Outcome(variables, env["seen"])
