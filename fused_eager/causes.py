@@ -126,7 +126,10 @@ def difference(old: Compiled, now: Compiled) -> tuple[str, list[Change], int]:
     Inputs come first: what differs in them brings all the rest with it.
     """
     if len(old.inputs) != len(now.inputs):
-        return "ops", [("number of inputs", len(old.inputs), len(now.inputs))], 0
+        # A list of other length: the samples that a DataLoader stacks to a batch.
+        pairs = enumerate(zip(old.views, now.views, strict=True))
+        longer = next((i for i, (u, v) in pairs if u and v and len(u[0]) != len(v[0])), 0)
+        return "shape", [("number of inputs", len(old.inputs), len(now.inputs))], longer
     changes: list[Change] = []
     position = None
     code = "shape"

@@ -104,6 +104,15 @@ def test_an_argument_is_told_without_what_is_equal_around_it() -> None:
     assert "changed, 120 -> 129" in cause.why
 
 
+def test_a_list_of_other_length() -> None:
+    memory = Memory()
+    batch = ((((0, 1), (1, 2)), ()), ((), ()))
+    memory.cause(replace(compiled((4,), (4,)), views=batch))
+    cause = memory.cause(replace(compiled((4,)), views=((((0, 1),), ()), ((), ()))))
+    assert (cause.code, cause.changes) == ("shape", (("number of inputs", 2, 1),))
+    assert cause.why == "only number of inputs changed, 2 -> 1 (aten.mm.default at train.py:1)"
+
+
 def test_other_ops_on_the_same_line() -> None:
     memory = Memory()
     memory.cause(compiled((8,), ops=("aten.mm.default", "aten.relu.default")))

@@ -17,6 +17,7 @@ from .facts import Compile, Cut, Facts, Region, Sync
 from .source import short, statement, text
 
 OFTEN = 0.2  # of the rounds: what happens less often than that is worth a word only for its time
+STEADY = 0.6  # of the rounds: what comes as often as that belongs to each of them
 NOTABLE = 0.02  # of the run's seconds
 
 
@@ -145,6 +146,9 @@ def _again(facts: Facts) -> Iterator[Advice]:
             continue  # a first round that differs, as that of most optimizers does
         if cause in ("liveness", "donation", "layout") and len(group) < 2:
             continue  # likewise
+        ranks = all(what.startswith("shape of") for c in group for what, *_ in c.changes) and len(group) < 3
+        if not lost and cause == "shape" and (ranks or all(c.runs >= STEADY * facts.steps for c in group)):
+            continue  # parts of one round that differ (parameters of two shapes), not a round that changes
         kind, title, cure = _form(facts, str(cause), group, lost)
         evidence = f"compiled again {_times(len(group))} for {seconds:.1f} s: {group[-1].why}"
         if lost:
@@ -168,7 +172,9 @@ def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut
     if cause != "shape":
         return f"compile.{cause}", *_OTHER[cause]
     what, sizes = _sizes(group)
-    if len(sizes) >= 3 and (sizes == sorted(set(sizes)) or sizes == sorted(set(sizes), reverse=True)):
+    # What has been left behind does not come back; sizes that take turns do.
+    passing = sum(c.runs for c in group) < 2 * len(group)
+    if len(sizes) >= 3 and passing and (sizes == sorted(set(sizes)) or sizes == sorted(set(sizes), reverse=True)):
         return (
             "shape.growing",
             f"{what} grows from round to round ({_few(sizes)}), and each size is another computation",
@@ -261,14 +267,13 @@ def _islands(facts: Facts) -> Iterator[Advice]:
         groups.setdefault(key, []).append(island.reason)
         seconds[key] += island.seconds
         counts[key] += island.count
-    for region in facts.regions:
-        if region.how != "aten" or region.ended_by == "region.unstable":
-            continue
-        for line, _, _, ops in region.lines:
-            for op in ops:
-                if (op, line) in groups:
-                    counts[op, line] += region.count
-                    seconds[op, line] += (region.total or 0.0) / len(region.lines)
+    native = [r for r in facts.regions if r.how == "aten" and r.ended_by != "region.unstable"]
+    places = [(r, (op, line)) for r in native for line, _, _, ops in r.lines for op in ops if (op, line) in groups]
+    per_plan = collections.Counter(r.plan for r, _ in places)
+    for region, key in places:
+        counts[key] += region.count
+        # Launching such a plan waits for what the island reads: an upper bound of what it costs.
+        seconds[key] += facts.launches.get(region.plan, 0.0) / per_plan[region.plan]
     for (op, site), reasons in groups.items():
         if counts[op, site] < max(3, OFTEN * facts.steps):
             continue
@@ -278,7 +283,8 @@ def _islands(facts: Facts) -> Iterator[Advice]:
             f"{op} runs natively, between two regions",
             "write it with ops that have a lowering (the command `ops` lists them), or move it out of the loop",
             seconds[op, site],
-            f"{counts[op, site]} times; {reasons[-1]}",
+            f"{counts[op, site]} times, up to {_ms(seconds[op, site] / counts[op, site])} each with the waiting for "
+            f"what it reads; {reasons[-1]}",
         )
 
 

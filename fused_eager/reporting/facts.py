@@ -156,6 +156,7 @@ class Facts:
     regions: list[Region] = field(default_factory=list)
     lines: dict[str, Line] = field(default_factory=dict)
     islands: list[Island] = field(default_factory=list)
+    launches: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of flushes, by plan
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
     failures: list[dict[str, Any]] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)
@@ -235,6 +236,7 @@ class Adder:
         cut.seconds += d["seconds"] - d["compiling"]
         plan = process, d["plan"]
         cut.plans.add(plan)
+        f.launches[plan] = f.launches.get(plan, 0.0) + d["seconds"] - d["compiling"]
         self._flushed[plan] += 1
         self._reasons[d["reason"], d["site"]] += 1
         for region in self._plans.get(plan, ()):
