@@ -9,37 +9,141 @@ from .site import UNKNOWN, Site
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One kind of reason: what it means, and what a user can change."""
+    """One kind of reason: what it means, and what a user can change.
+
+    `example` is a program that meets it, `cured` the same without; both stand for `docs/reasons.md`.
+    """
 
     name: str
     meaning: str
     hint: str
+    example: str
+    cured: str
 
 
 CODES: dict[str, Code] = {
     row.name: row
     for row in (
-        Code("sync.value", "Python asked for a number", "read values less often, or after the loop"),
-        Code("sync.shape", "a result's shape depends on values", "use a mask of fixed shape instead"),
-        Code("sync.memory", "something asked for a tensor's memory", "keep data as tensors until the end"),
-        Code("sync.island", "an op that must run at once needs the value", "see the island's own reason"),
-        Code("sync.thread", "another thread needs a pending value", "hand over finished tensors"),
-        Code("sync.call", "the program called sync()", "remove it if only speed is wanted"),
-        Code("sync.fork", "the process is about to fork", "start workers before the context"),
-        Code("cut.backward", "backward() returned", "none needed: a natural cut"),
-        Code("cut.optimizer", "an optimizer step ended", "none needed: a natural cut"),
-        Code("cut.exit", "the context ended", "keep the context around the whole loop"),
-        Code("cut.options", "a nested context changed the options", "use one context where speed matters"),
-        Code("cut.full", "the stream reached max_pending ops", "raise max_pending"),
-        Code("mode.single", "the mode runs one op at a time", "use mode fused"),
+        Code(
+            "sync.value",
+            "Python asked for a number",
+            "read values less often, or after the loop",
+            "for x in data:\n    total += loss(x).item()",
+            "for x in data:\n    losses.append(loss(x).detach())\ntotal = torch.stack(losses).sum().item()",
+        ),
+        Code(
+            "sync.shape",
+            "a result's shape depends on values",
+            "use a mask of fixed shape instead",
+            "y = x[x > 0].sum()",
+            "y = torch.where(x > 0, x, 0).sum()",
+        ),
+        Code(
+            "sync.memory",
+            "something asked for a tensor's memory",
+            "keep data as tensors until the end",
+            "for x in data:\n    rows.append(model(x).numpy())",
+            "for x in data:\n    rows.append(model(x))\nrows = torch.stack(rows).numpy()",
+        ),
+        Code(
+            "sync.island",
+            "an op that must run at once needs the value",
+            "see the island's own reason",
+            "radius = torch.linalg.eigvals(a).abs().max()  # in every step",
+            "if step % 100 == 0:\n    radius = torch.linalg.eigvals(a).abs().max()",
+        ),
+        Code(
+            "sync.thread",
+            "another thread needs a pending value",
+            "hand over finished tensors",
+            "threading.Thread(target=log, args=(loss,)).start()  # in every step",
+            "queue.put(loss.detach())  # one thread, started before the loop",
+        ),
+        Code(
+            "sync.call",
+            "the program called sync()",
+            "remove it if only speed is wanted",
+            "for x in data:\n    step(x)\n    fused_eager.sync()",
+            "for x in data:\n    step(x)",
+        ),
+        Code(
+            "sync.fork",
+            "the process is about to fork",
+            "start workers before the context",
+            "with fused_eager():\n    for x in DataLoader(data, num_workers=2):\n        step(x)",
+            "loader = iter(DataLoader(data, num_workers=2, persistent_workers=True))\n"
+            "with fused_eager():\n    for x in loader:\n        step(x)",
+        ),
+        Code(
+            "cut.backward",
+            "backward() returned",
+            "none needed: a natural cut",
+            "loss.backward()",
+            "loss.backward()  # nothing to change: a loop is cut at the same place in every round",
+        ),
+        Code(
+            "cut.optimizer",
+            "an optimizer step ended",
+            "none needed: a natural cut",
+            "optimizer.step()",
+            "optimizer.step()  # nothing to change: a loop is cut at the same place in every round",
+        ),
+        Code(
+            "cut.exit",
+            "the context ended",
+            "keep the context around the whole loop",
+            "for x in data:\n    with fused_eager():\n        step(x)",
+            "with fused_eager():\n    for x in data:\n        step(x)",
+        ),
+        Code(
+            "cut.options",
+            "a nested context changed the options",
+            "use one context where speed matters",
+            "for x in data:\n    with fused_eager(mode=\"strict\"):\n        check(x)\n    step(x)",
+            "for x in data:\n    step(x)\nwith fused_eager(mode=\"strict\"):\n    check(x)",
+        ),
+        Code(
+            "cut.full",
+            "the stream reached max_pending ops",
+            "raise max_pending",
+            "with fused_eager(max_pending=100):\n    y = model(x)",
+            "with fused_eager(max_pending=10_000):\n    y = model(x)",
+        ),
+        Code(
+            "mode.single",
+            "the mode runs one op at a time",
+            "use mode fused",
+            "with fused_eager(mode=\"strict\"):\n    step(x)",
+            "with fused_eager(mode=\"fused\"):\n    step(x)",
+        ),
         Code(
             "region.unstable",
             "these ops keep coming with other shapes, so ATen runs them",
             "pad to a few fixed shapes; drop_last=True",
+            "for sentence in data:  # each of another length\n    step(sentence)",
+            "for sentence in data:\n    step(pad(sentence, to=64 * math.ceil(len(sentence) / 64)))",
         ),
-        Code("region.size", "the region reached max_region ops", "raise max_region"),
-        Code("region.island", "an op that ATen runs needs a result", "see the island's own reason"),
-        Code("region.end", "the stream ended", "see why the stream was cut"),
+        Code(
+            "region.size",
+            "the region reached max_region ops",
+            "raise max_region",
+            "with fused_eager(max_region=100):\n    y = model(x)",
+            "with fused_eager(max_region=1024):\n    y = model(x)",
+        ),
+        Code(
+            "region.island",
+            "an op that ATen runs needs a result",
+            "see the island's own reason",
+            "y = torch.linalg.eigvals(torch.tanh(a)).abs()",
+            "y = torch.linalg.eigvalsh(torch.tanh(a)).abs()  # for a symmetric matrix: it has a lowering",
+        ),
+        Code(
+            "region.end",
+            "the stream ended",
+            "see why the stream was cut",
+            "y = model(x)\nprint(y)",
+            "y = model(x)  # whatever cut the stream has a reason of its own",
+        ),
     )
 }
 

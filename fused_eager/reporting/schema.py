@@ -205,6 +205,17 @@ KINDS: dict[str, Kind] = {
                 Field("peak", "integer", "the most bytes that ever were"),
             ),
         ),
+        Kind(
+            "mismatch",
+            "An audit ran a flush a second time through plain ATen, and an op's result was another one.",
+            (
+                Field("op", "text", "the ATen overload"),
+                Field("site", "text", "its line"),
+                Field("difference", "text", "how the results differ"),
+                Field("alone", "boolean", "whether the op alone shows it, outside of its region"),
+                Field("script", "text", "a file that repeats it; empty if there is none"),
+            ),
+        ),
         Kind("end", "The process has ended in order.", ()),
     )
 }
