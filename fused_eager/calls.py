@@ -22,12 +22,12 @@ from .bounded import Bounded
 from .buffers import Home
 from .infer import Unknown, infer, rehearse
 from .opinfo import HIDDEN_WRITES, OpInfo
+from .pattern import INT64, Row, pattern
 from .stream import Hole, Ref
 
 Tensor = torch.Tensor
 STRIDED = torch.strided
 TINY = 1  # elements; such work is done by ATen before XLA would have been asked
-_INT64 = range(-(2**63), 2**63)
 
 
 class View(NamedTuple):
@@ -67,6 +67,8 @@ class Call:
     tiny: bool
     doubt: str  # why its first run has to be ATen's: there is no lowering, or shape inference cannot be trusted
     structure: int  # a number that stands for the memo key in node signatures
+    rows: tuple[Row, ...]  # what the arguments look like, and by name those given so
+    named: tuple[tuple[str, tuple[Row, ...]], ...]
 
 
 CALLS: Bounded[Hashable, Call | Unknown] = Bounded(65_536)
@@ -99,7 +101,7 @@ def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: li
         key += (a.shape, a.stride(), a.dtype)
         if a.is_neg() or a.is_conj():
             key.append((a.is_neg(), a.is_conj()))
-    elif hoist and (kind is float or (kind is int and a in _INT64)):
+    elif hoist and (kind is float or (kind is int and a in INT64)):
         scalars.append(a)
         key.append(kind)
     elif kind is list or kind is tuple:
@@ -121,7 +123,7 @@ def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
             if isinstance(a, Tensor):
                 refs += 1
                 return Ref(refs - 1)
-            if hoist and (kind is float or (kind is int and a in _INT64)):
+            if hoist and (kind is float or (kind is int and a in INT64)):
                 holes += 1
                 return Hole(holes - 1, kind)
             return a
@@ -184,11 +186,15 @@ def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwar
     inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
     written = _written(info, args, kwargs)
     done, named = _templates(info, args, kwargs)
+    views = tuple([_view(t) for t in tensors])
+    seen = iter([v.geometry for v in views])
+    hoisted = info.hoisted
+    rows = tuple([row for i, a in enumerate(args) for row in pattern((a,), seen, i in hoisted)])
     call = Call(
         inferred.template,
         done,
         named,
-        tuple(_view(t) for t in tensors),
+        views,
         tuple(_output(s) for s in inferred.fresh),
         written,
         any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in written),
@@ -196,6 +202,8 @@ def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwar
         all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
         info.island or doubt,
         next(_structures),
+        rows,
+        tuple([(n, pattern((kwargs[n],), seen, info.names.index(n) in hoisted)) for n in sorted(kwargs)]),
     )
     CALLS[key] = call
     return call

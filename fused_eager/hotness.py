@@ -24,14 +24,18 @@ SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each ti
 class Skeletons:
     """What has been seen of each skeleton (a tuple of op numbers)."""
 
-    variants: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
+    variants: Bounded[Hashable, set[Hashable]] = field(default_factory=lambda: Bounded(4096))
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
 
     def is_hot(self, skeleton: Hashable, signature: Hashable) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting."""
-        seen = self.variants.get(skeleton, 0)
-        if seen < VARIANTS:
-            self.variants[skeleton] = seen + 1
+        seen = self.variants.get(skeleton)
+        if seen is None:
+            seen = self.variants[skeleton] = set()
+        if signature in seen:  # the same computation from another line of the program
+            return True
+        if len(seen) < VARIANTS:
+            seen.add(signature)
             return True
         self.sightings[signature] = self.sightings.get(signature, 0) + 1
         if self.sightings[signature] < SIGHTINGS:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from . import plan, telling
-from .bounded import Bounded
 from .buffers import Home
 from .caching import keeper
 from .compile import Executable, load_or_compile
@@ -33,26 +31,21 @@ class Ready:
     compiled: bool = True
 
 
-READY: Bounded[Hashable, Ready] = Bounded(4096)
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
 
 
 def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
     """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
-    nodes = stream.nodes
-    signature = (
-        tuple([n.signature for n in nodes]),
-        tuple([(i.vid, i.home) for i in stream.inputs]),
-        live,
-        donatable,
-        stream.config.check_bounds,
-        stream.config.max_region,
-    )
-    ready = READY.get(signature)
+    nodes, config = stream.nodes, stream.config
+    ending = (live, donatable, config.check_bounds, config.max_region)
+    # An interrupt may have come between a node and its step.
+    known = stream.at.ready if stream.at.depth == len(nodes) else {}
+    ready = known.get(ending)
     if ready is None:
-        if stream.config.mode != "fused" or SKELETONS.is_hot(tuple([n.number for n in nodes]), signature):
-            ready = READY[signature] = _make_ready(stream, live, donatable, reason)
+        signature = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]), ending)
+        if config.mode != "fused" or SKELETONS.is_hot(tuple([n.number for n in nodes]), signature):
+            ready = known[ending] = _make_ready(stream, live, donatable, reason)
         else:
             ready = _on_aten(stream, live)
             LOG.count("unstable stream")

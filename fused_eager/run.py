@@ -274,9 +274,10 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
         except Exception as error:
             errors.append(error)
 
-    for b in list(TABLE.values()):
-        if b.stream is not None and only in (None, b.stream):
-            attempt(flush, b.stream, reason)
+    pending = {id(b.stream): b.stream for b in list(TABLE.values()) if b.stream is not None}
+    for stream in pending.values():
+        if only in (None, stream):
+            attempt(flush, stream, reason)
     buffers.sweep()
     attempt(verify)
     for b in list(TABLE.values()):

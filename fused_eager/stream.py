@@ -16,6 +16,7 @@ from fused_eager.fusion_rules.spec import Spec
 
 from .buffers import Buffer, Home
 from .hotness import Spell
+from .trace import MEMORY, Step
 
 if TYPE_CHECKING:
     import jax
@@ -113,6 +114,22 @@ class Node:
         self.signature = signature
         self.place = place
 
+    def with_scalars(self, scalars: list[float | int]) -> Node:
+        """The same op with other numbers."""
+        return Node(
+            self.number,
+            self.op,
+            self.twin,
+            self.args,
+            self.kwargs,
+            self.uses,
+            scalars,
+            self.results,
+            self.targets,
+            self.signature,
+            self.place,
+        )
+
 
 class NativeInput:
     """A value that lies in a native storage: `home` at `offset` bytes. `array` once it has been handed to JAX."""
@@ -163,6 +180,9 @@ class Stream:
     reads: dict[int, DeviceInput] = field(default_factory=dict)
     unfinished: Execution | None = None
     spell: Spell = field(default_factory=Spell)
+    at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
+    ended: Step | None = None  # where the last stream ended
+    guess: Step | None = None  # how this one began when it last came after that
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -173,6 +193,13 @@ class Stream:
         self.vids += 1
         return vid
 
+    def went(self, step: Step) -> None:
+        """Note in the trace memory that `step` is what came next."""
+        self.at.likely = step
+        if self.ended is not None:
+            self.ended.then, self.ended = step, None
+        self.at = step
+
     def reset(self) -> None:
         """Start the next epoch: the stream is empty, numbers start at zero."""
         self.nodes = []
@@ -182,3 +209,4 @@ class Stream:
         self.reads = {}
         self.vids = 0
         self.epoch += 1
+        self.ended, self.guess, self.at = self.at, self.at.then, MEMORY.root
