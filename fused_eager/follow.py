@@ -12,23 +12,33 @@ from typing import Any
 import torch
 
 from . import buffers, native, site
-from .buffers import TABLE, Buffer, storage_of
-from .calls import View
+from .buffers import TABLE, Buffer, Home, storage_of
 from .opinfo import OpInfo
 from .pattern import matches
-from .pending import device_input, make_pending, may_overlap, native_input, new_tensor, restore, returned, state_of
-from .stream import Stream
-from .trace import NATIVE, PENDING, Operand, Step
+from .pending import (
+    Undo,
+    device_input,
+    make_pending,
+    may_overlap,
+    native_input,
+    new_tensor,
+    restore,
+    returned,
+    state_of,
+)
+from .stream import DeviceInput, NativeInput, Stream
+from .trace import DEVICE, NATIVE, Step
 
 Tensor = torch.Tensor
 MISS = object()  # the op is not the one that came next last time
-_offset = torch._C.TensorBase.storage_offset
+_storage_of, _offset = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.storage_offset
+_default_dtype, _lookup = torch.get_default_dtype, TABLE.get
 
 
 def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """The outputs of an op that is the next one of a remembered stream; `MISS` if it is another one.
 
-    A miss leaves the stream as it was, but for inputs that recording the op would have added as well.
+    A miss leaves everything as it was.
     """
     at = stream.at
     step = at.likely if at.depth else stream.guess
@@ -37,44 +47,48 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     call, node = step.call, step.node
     tensors: list[Tensor] = []
     scalars: list[Any] = []
-    if len(args) != len(call.rows) or len(kwargs) != len(call.named) or torch.get_default_dtype() is not step.default:
+    if len(args) != len(call.rows) or len(kwargs) != len(call.named) or _default_dtype() is not step.default:
         return MISS
     if not matches(call.rows, args, tensors, scalars):
         return MISS
     for name, rows in call.named:
         if name not in kwargs or not matches(rows, (kwargs[name],), tensors, scalars):
             return MISS
-    if site.here() != node.place or (info.island and stream.config.islands != "allow"):
+    if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
     found: list[Buffer | None] = []
-    for t, operand, view in zip(tensors, step.operands, call.views, strict=True):
-        storage = storage_of(t)
-        buffer = TABLE.get(storage._cdata)
-        found.append(buffer)
+    new = _NewInputs(stream)
+    for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
+        storage = _storage_of(t)
+        buffer = _lookup(storage._cdata)
         offset = _offset(t)
+        if storage.nbytes() != nbytes:
+            return MISS
         if buffer is not None and buffer.stream is stream:
-            if buffer.vid != operand.vid:
+            if buffer.vid != vid:
                 return MISS
-        elif not _is_input(stream, t, storage, buffer, offset, operand, view):
-            return MISS
-        if storage.nbytes() != operand.nbytes:
-            return MISS
-        if operand.where is NATIVE:
+        else:
+            view = call.views[len(found)]
+            if new.number(t, storage, buffer, where, view.block, offset * view.itemsize, home) != vid:
+                return MISS
+        found.append(buffer)
+        if where is NATIVE:
             continue  # it is its own input, wherever it begins
-        if operand.moves:
+        if moves:
             scalars.append(offset)
-        elif offset != operand.offset:
+        elif offset != at_offset:
             return MISS
     if call.written and not _may_write(step, tensors, found):
         return MISS
     results = node.results
-    if results and stream.vids != results[0].vid:
+    if results and stream.vids + len(new.missing) != results[0].vid:
         return MISS
     if scalars and (0 in scalars or scalars != node.scalars):  # 0.0 == -0.0, but they are two numbers
         node = node.with_scalars(scalars)
 
-    undo: list[tuple[Buffer, tuple[Any, ...]]] = []
+    undo: Undo = []
     try:
+        new.add()
         fresh = [new_tensor(stream, o, r.vid, undo) for o, r in zip(call.outputs, results)]  # noqa: B905 (a prefix)
         for i, result in zip(call.written, results[len(fresh) :], strict=True):
             target = found[i]
@@ -94,25 +108,57 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     return returned(call.template, fresh, tensors)
 
 
-def _is_input(
-    stream: Stream,
-    t: Tensor,
-    storage: torch.UntypedStorage,
-    buffer: Buffer | None,
-    offset: int,
-    operand: Operand,
-    view: View,
-) -> bool:
-    """Whether a tensor that is not pending here is the input that it was last time."""
-    if buffer is None:
-        if operand.where is not NATIVE or not t.is_cpu or not (storage.data_ptr() or not storage.nbytes()):
-            return False
-        item: Any = native_input(stream, storage, view.block, offset * view.itemsize)
-    else:
-        if operand.where in (NATIVE, PENDING) or buffer.stream is not None or buffer.error is not None:
-            return False
-        item = device_input(stream, buffer)
-    return bool(item.vid == operand.vid and item.home == operand.home)
+class _NewInputs:
+    """Inputs that an op brings to the stream if it turns out to be followed."""
+
+    __slots__ = ("missing", "stream")
+
+    def __init__(self, stream: Stream):
+        self.stream = stream
+        self.missing: list[tuple[torch.UntypedStorage, Buffer | None, Home, int]] = []
+
+    def number(
+        self,
+        t: Tensor,
+        storage: torch.UntypedStorage,
+        buffer: Buffer | None,
+        where: str,
+        block: Home,
+        offset: int,
+        home: Home | None,
+    ) -> int:
+        """The number that the value of a tensor which is not pending here has as an input; -1 where it has to be found
+        out by recording. `home` is what it was last time."""
+        stream = self.stream
+        known: NativeInput | DeviceInput | None
+        if buffer is None:
+            if where is not NATIVE or block != home or not t.is_cpu or (storage.nbytes() and not storage.data_ptr()):
+                return -1
+            known = stream.natives.get(storage._cdata, _NONE).get((block, offset))
+        else:
+            if where is not DEVICE or buffer.stream is not None or buffer.error is not None or buffer.home != home:
+                return -1
+            known = stream.reads.get(buffer.cdata)
+            if known is not None and known.array is not buffer.array:
+                known = None
+        if known is not None:
+            return known.vid
+        wanted = (storage, buffer, block, offset)
+        if wanted not in self.missing or (buffer is None and native.is_volatile(storage)):
+            self.missing.append(wanted)
+            return stream.vids + len(self.missing) - 1
+        return stream.vids + self.missing.index(wanted)
+
+    def add(self) -> None:
+        """Bring them to the stream."""
+        for storage, buffer, block, offset in self.missing:
+            if buffer is None:
+                native_input(self.stream, storage, block, offset)
+            else:
+                device_input(self.stream, buffer)
+
+
+_NONE: dict[Any, Any] = {}
 
 
 def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) -> bool:

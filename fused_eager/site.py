@@ -62,6 +62,19 @@ def here() -> tuple[CodeType, int] | Place | None:
     return _line(frame)
 
 
+def is_at(place: tuple[Any, ...] | None) -> bool:
+    """Whether `here` would return `place`: quicker, where the op was called by the program itself."""
+    if _details:
+        return here() == place
+    frame: FrameType | None = sys._getframe(_TO_PROGRAM)
+    if place is not None and frame is not None and frame.f_code is place[0]:
+        return frame.f_lineno == place[1]
+    return _line(frame) == place
+
+
+_TO_PROGRAM = 5  # frames from `is_at` to the program: follow, record, and two of the front door
+
+
 def caller() -> Site:
     """The line of the program that is running: of a flush, a wait, or whatever is no op."""
     return describe(_line(sys._getframe(1)))

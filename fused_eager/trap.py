@@ -12,6 +12,7 @@ View ops never touch the data pointer, so they work on a trapped storage.
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import torch
 
@@ -50,16 +51,20 @@ def _find_flags() -> int:
 
 
 _OFFSET = _find_flags()
+# The process's memory as bytes: a slice of it is set five times as fast as by a call through ctypes.
+_memory = memoryview((ctypes.c_ubyte * sys.maxsize).from_address(0)).cast("B")
 
 
 def arm(storage: torch.UntypedStorage) -> None:
     """Make every access to the data of `storage` raise RuntimeError."""
-    ctypes.memmove(storage._cdata + _OFFSET, ARMED, 3)
+    at = storage._cdata + _OFFSET
+    _memory[at : at + 3] = ARMED
 
 
 def disarm(storage: torch.UntypedStorage) -> None:
     """Allow access again."""
-    ctypes.memmove(storage._cdata + _OFFSET, CLEAR, 3)
+    at = storage._cdata + _OFFSET
+    _memory[at : at + 3] = CLEAR
 
 
 def is_armed(storage: torch.UntypedStorage) -> bool:
