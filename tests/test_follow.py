@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ def rounds(body: Body, n: int = 6) -> None:
     with fused_eager():
         got = [body(i).clone() for i in range(n)]
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda text, i=i: f"round {i}: {text}")
+        tell = functools.partial("round {}: {}".format, i)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=tell)
         zeros = (a == 0) & (b == 0)
         assert torch.equal(torch.signbit(a[zeros]), torch.signbit(b[zeros])), f"round {i}: a zero has another sign"
 
