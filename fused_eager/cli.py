@@ -24,6 +24,10 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified"),
+    Command("report", "fused_eager.reporting.commands", "what a run did and what to change, from its event log"),
+    Command("diff", "fused_eager.reporting.compare", "what is different between the event logs of two runs"),
+    Command("top", "fused_eager.reporting.top", "follow the event log of a running program"),
+    Command("explain", "fused_eager.reporting.explaining", "run a program and say what became of each of its lines"),
     Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
     Command("ops", "fused_eager.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("doctor", "fused_eager.doctor", "say what was found: versions, devices, cache, known-bad combinations"),

@@ -137,13 +137,6 @@ CODES: dict[str, Code] = {
             "y = torch.linalg.eigvals(torch.tanh(a)).abs()",
             "y = torch.linalg.eigvalsh(torch.tanh(a)).abs()  # for a symmetric matrix: it has a lowering",
         ),
-        Code(
-            "region.end",
-            "the stream ended",
-            "see why the stream was cut",
-            "y = model(x)\nprint(y)",
-            "y = model(x)  # whatever cut the stream has a reason of its own",
-        ),
     )
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -81,6 +83,15 @@ def facts_lines(f: Facts) -> list[str]:
         busy = sum(r.total or 0.0 for r in sampled)
         lines.append(f"device: about {duration(busy)} of work (sampled; beside the host's time, not part of it)")
     return lines
+
+
+def show(text: str) -> None:
+    """Print for a reader who may have seen enough (`| head`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would complain once more at its end, when it flushes what nobody reads.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _wrap(indent: str, words: str) -> list[str]:

@@ -1,0 +1,224 @@
+"""The report as one HTML page that needs nothing else: no network, no fonts, no scripts but its own."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from fused_eager.reasons import CODES
+
+from .facts import Facts, Region, top
+from .source import short, shorten, split
+from .text import amount, duration, facts_lines, headline, times
+
+if TYPE_CHECKING:
+    from .report import Report
+
+BINS = 120  # columns of the timeline
+CONTEXT = 2  # lines shown around those that ran ops
+ROWS = 200  # of a table
+COLOURS = 10  # regions that get a colour of their own; the stylesheet has as many
+PLANS = 4  # that are drawn
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fused_eager.reporting", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(duration=duration, amount=amount, short=short)
+    return environment
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    return _templates().get_template("page.html.j2").render(whole=True, **_model(report))
+
+
+def fragment(report: Report) -> str:
+    """What a notebook shows: the run in a line, where the time went, and what to change."""
+    return _templates().get_template("page.html.j2").render(whole=False, **_model(report))
+
+
+def _model(report: Report) -> dict[str, Any]:
+    f = report.facts
+    sites = [*f.lines, *(s.site for s in f.syncs), *(c.site for c in f.compiles)]
+    colours = _colours(f)
+    start = f.processes[0].start if f.processes else {}
+    return {
+        "report": report,
+        "facts": f,
+        "headline": headline(f),
+        "notes": facts_lines(f)[1:],
+        "times": [(n, s, k) for (n, s), k in zip(times(f), KINDS, strict=True) if s > 0],
+        "total": sum(s for _, s in times(f)) or 1.0,
+        "program": " ".join(start.get("argv", [])) or "this process",
+        "when": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(start["wall"])) + " UTC" if "wall" in start else "",
+        "versions": start.get("versions", {}),
+        "advice": [(a, shorten(a.title, sites), shorten(a.evidence, sites)) for a in report.advice],
+        "bins": _bins(report),
+        "files": _files(f, colours),
+        "plans": _plans(f, colours),
+        "regions": [(r, colours.get(id(r))) for r in top(f.regions, "count", ROWS)],
+        "compiles": [(c, shorten(c.region, sites), shorten(c.why, sites)) for c in top(f.compiles, "seconds", ROWS)],
+        "syncs": top(f.syncs, "waited", ROWS),
+        "cuts": [c for c in top(f.cuts, "count", ROWS) if c.reason != "mode.single"],
+        "islands": top(f.islands, "count", ROWS),
+        "modules": sorted(f.modules.items(), key=lambda item: (-item[1][1], -item[1][0]))[:ROWS],
+        "codes": CODES,
+    }
+
+
+KINDS = ("compile", "wait", "launch", "host", "rest")
+
+
+def _colours(f: Facts) -> dict[int, int]:
+    """The regions that get a colour, by identity: those with most work. Equal lines, equal colour."""
+    weight: dict[tuple[Any, ...], int] = {}
+    for r in f.regions:
+        weight[_lines_of(r)] = weight.get(_lines_of(r), 0) + r.count * r.ops
+    order = sorted(weight, key=lambda key: -weight[key])[:COLOURS]
+    return {id(r): order.index(_lines_of(r)) for r in f.regions if _lines_of(r) in order}
+
+
+def _lines_of(r: Region) -> tuple[Any, ...]:
+    return (r.how, *sorted({line for line, *_ in r.lines}))
+
+
+# ---- the timeline ------------------------------------------------------------------------------------------------
+
+
+def _bins(report: Report) -> list[dict[str, float]]:
+    """The run in columns: for each, the share of its time that went into each kind of thing (first process)."""
+    if not report.processes or not report.facts.seconds:
+        return []
+    spans = _spans(report)
+    if not spans:
+        return []
+    begin, end = min(s[1] for s in spans), max(s[2] for s in spans)
+    width = (end - begin) / BINS or 1.0
+    bins: list[dict[str, float]] = [dict.fromkeys(KINDS, 0.0) for _ in range(BINS)]
+    for kind, a, b in spans:
+        first, last = int((a - begin) / width), min(int((b - begin) / width), BINS - 1)
+        for i in range(max(first, 0), last + 1):
+            left, right = begin + i * width, begin + (i + 1) * width
+            bins[i][kind] += max(0.0, min(b, right) - max(a, left)) / width
+    for i, column in enumerate(bins):
+        column["at"] = i * width
+        column["index"] = i
+        whole = max(sum(column[k] for k in KINDS), 1.0)
+        for kind in KINDS:
+            column[kind] /= whole
+    return bins
+
+
+def _spans(report: Report) -> list[tuple[str, float, float]]:
+    """(kind, begin, end) of what the first process did, without overlaps."""
+    out = []
+    flushed = 0.0
+    for e in report.processes[0].events:
+        d = e.data
+        if e.kind == "compile":
+            out.append(("compile", e.time - d["seconds"], e.time))
+        elif e.kind == "flush":
+            start = e.time - d["seconds"]
+            out.append(("host", start - d["host"], start))
+            out.append(("launch", start + d["compiling"], e.time))
+            flushed = e.time
+        elif e.kind == "sync":
+            out.append(("wait", max(e.time - d["seconds"], flushed), e.time))
+    return [(kind, a, b) for kind, a, b in out if b > a]
+
+
+# ---- the program -------------------------------------------------------------------------------------------------
+
+
+def _files(f: Facts, colours: dict[int, int]) -> list[dict[str, Any]]:
+    """Each file of the program with the lines that ran ops, and some around them."""
+    marks: dict[str, dict[int, dict[str, Any]]] = {}
+    by_line: dict[str, list[Region]] = {}
+    for r in f.regions:
+        for line, *_ in r.lines:
+            by_line.setdefault(line, []).append(r)
+    noted = [*by_line, *(s.site for s in f.syncs if s.reason != "cut.exit"), *(c.site for c in f.again)]
+    for site in dict.fromkeys([*noted, *(i.site for i in f.islands)]):
+        file, number = split(site)
+        if number:
+            marks.setdefault(file, {})[number] = _notes(f, site, by_line.get(site, []), colours)
+    out = []
+    for file, lines in marks.items():
+        text = linecache.getlines(file)
+        if not text:
+            continue
+        weight = sum(len(m["regions"]) for m in lines.values())
+        out.append({"name": _relative(file), "weight": weight, "blocks": _blocks(text, lines)})
+    return sorted(out, key=lambda row: -row["weight"])
+
+
+def _relative(file: str) -> str:
+    return short(f"{file}:1").rpartition(":")[0]
+
+
+def _notes(f: Facts, site: str, regions: list[Region], colours: dict[int, int]) -> dict[str, Any]:
+    row = f.lines.get(site)
+    syncs = [s for s in f.syncs if s.site == site and s.reason != "cut.exit"]
+    again = [c for c in f.again if c.site == site]
+    islands = [i for i in f.islands if i.site == site]
+    warn = []
+    if syncs:
+        warn.append(f"waits {sum(s.count for s in syncs)}x, {duration(sum(s.waited for s in syncs))}")
+    if again:
+        warn.append(f"compiled again {len(again)}x, {duration(sum(c.seconds for c in again))}")
+    if islands:
+        warn.append("native: " + ", ".join(sorted({i.op for i in islands})))
+    chosen = sorted({colours[id(r)] for r in regions if id(r) in colours})
+    native = any(r.how == "aten" for r in regions)
+    ops = ", ".join(f"{op.removeprefix('aten.')} x{n}" for op, n in row.ops.most_common(12)) if row else ""
+    return {
+        "regions": chosen,
+        "native": native,
+        "ops": sum(row.ops.values()) if row else 0,
+        "backward": row.backward if row else 0,
+        "names": ops,
+        "modules": ", ".join(sorted(row.modules)[:4]) if row else "",
+        "device": row.device if row else 0.0,
+        "warn": "; ".join(warn),
+    }
+
+
+def _blocks(text: list[str], lines: dict[int, dict[str, Any]]) -> list[list[tuple[int, str, dict[str, Any] | None]]]:
+    shown = sorted({n for at in lines for n in range(at - CONTEXT, at + CONTEXT + 1) if 1 <= n <= len(text)})
+    blocks: list[list[tuple[int, str, dict[str, Any] | None]]] = []
+    for n in shown:
+        if not blocks or blocks[-1][-1][0] != n - 1:
+            blocks.append([])
+        blocks[-1].append((n, text[n - 1].rstrip("\n"), lines.get(n)))
+    return blocks
+
+
+def _plans(f: Facts, colours: dict[int, int]) -> list[dict[str, Any]]:
+    """The plans that ran most work, each with its regions in order."""
+    rows: dict[tuple[int, int], list[Region]] = {}
+    for r in f.regions:
+        if r.count:
+            rows.setdefault(r.plan, []).append(r)
+    order = sorted(rows, key=lambda plan: -sum(r.count * r.ops for r in rows[plan]))[:PLANS]
+    return [
+        {"number": plan[1], "count": rows[plan][0].count, "regions": [(r, colours.get(id(r))) for r in rows[plan][:30]]}
+        for plan in order
+    ]
+
+
+def write(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file. Raises OSError."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page(report))
