@@ -24,7 +24,7 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from . import native, run, telling
 from .buffers import TABLE, storage_of
-from .quiet import inside
+from .quiet import adopt, inside
 from .reasons import Reason
 
 
@@ -126,6 +126,17 @@ def _settle_everything(reason: Reason) -> None:
         run.settle_all(reason)
 
 
+def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
+        if inside():
+            adopt(thread)
+        _settle_everything(Reason("sync.thread", "a thread starts"))
+        return original(thread, *args, **kwargs)
+
+    return start
+
+
 def _before(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -174,7 +185,7 @@ def install() -> None:
         for guard in PRINTERS:
             _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=True))
         _patch(torch.autograd, "backward", _after_backward)
-        _patch(threading.Thread, "start", _before(Reason("sync.thread", "a thread starts")))
+        _patch(threading.Thread, "start", _before_start)
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before(Reason("sync.thread", "a pool gets work")))
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)

@@ -26,7 +26,7 @@ def waiting(what: str, enabled: bool = True) -> Iterator[None]:
             print(f"fused_eager: {what}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr, flush=True)
             pause = EVERY
 
-    teller = threading.Thread(target=tell, daemon=True, name="fused_eager progress")
+    teller = threading.Thread(target=tell, daemon=True, name="fused-eager progress")
     teller.start()
     try:
         yield

@@ -12,9 +12,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 _thread = threading.local()
 
 
+OWN = "fused-eager"  # the names of the library's own threads begin so
+
+
 def inside() -> bool:
-    """Whether this thread is in the runtime's own code: JAX starts threads there, and nothing has to be settled."""
-    return getattr(_thread, "depth", 0) > 0
+    """Whether this thread is in the runtime's own code: it starts threads there, and nothing has to be settled."""
+    if getattr(_thread, "depth", 0) > 0:
+        return True
+    thread = threading.current_thread()
+    return thread.name.startswith(OWN) or hasattr(thread, "_fused_eager")
+
+
+def adopt(thread: threading.Thread) -> None:
+    """Take a thread for one of the runtime's own, as those are that the library of a remote store starts."""
+    thread._fused_eager = True  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -55,6 +55,6 @@ def test_the_body_s_exception_ends_the_telling(told: threading.Event) -> None:
     with pytest.raises(KeyError), progress.waiting("a failure"):
         raise KeyError
     for thread in threading.enumerate():
-        if thread.name == "fused_eager progress":
+        if thread.name == "fused-eager progress":
             thread.join(30)
     assert threading.active_count() <= before
