@@ -54,6 +54,9 @@ class Config:
     log: Literal["", "ops", "plans"] = _row("", "print each op with its shapes and call site, or each plan")
     check_nan: bool = _row(False, "find the op that first makes a NaN or an infinity (in mode debug)")
     check_bounds: bool = _row(True, "raise for an index that is out of range")
+    verify: float = _row(
+        0.0, "fraction of the regions that ATen runs again to compare the values, 0 to 1", minimum=0, maximum=1
+    )
     islands: Literal["allow", "warn", "refuse"] = _row(
         "allow", "ops that run natively between regions: silent, said once per op, or an error"
     )

@@ -55,7 +55,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
 
 def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
     nodes, config = stream.nodes, stream.config
-    homes = _homes(stream)
+    homes = homes_of_values(stream)
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
@@ -79,7 +79,7 @@ def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int],
         return Ready(made, executables, checked, telling.planned(made, nodes, homes, executables))
 
 
-def _homes(stream: Stream) -> dict[int, Home]:
+def homes_of_values(stream: Stream) -> dict[int, Home]:
     """Dtype and shape of every value of a stream."""
     homes: dict[int, Home] = {i.vid: i.home for i in stream.inputs}
     homes.update({r.vid: r.home for n in stream.nodes for r in n.results})
@@ -91,7 +91,7 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     nodes = stream.nodes
     why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
     everything = dict.fromkeys(range(len(nodes)), "unstable")
-    homes = _homes(stream)
+    homes = homes_of_values(stream)
     made = plan.make_plan(nodes, live, frozenset(), homes, everything, len(nodes), why)
     number = telling.planned(made, nodes, homes, again=True)
     return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, compiled=False)

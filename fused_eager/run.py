@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 
-from . import buffers, measuring, telling
+from . import audit, buffers, measuring, telling
 from .borrow import borrow
-from .buffers import LOCK, TABLE, Buffer
-from .compile import Executable
+from .buffers import LOCK, TABLE, Buffer, Home
+from .compile import Executable, load_or_compile
 from .island import run_nodes
-from .load import Ready, load
+from .load import Ready, homes_of_values, load
 from .plan import Region
 from .quiet import unobserved
 from .reasons import Reason
-from .stream import STREAMS, DeviceInput, NativeInput, Stream
+from .stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from .verify import BACKLOG, Launch, Run, lost, undo, verify, wait
 
 
@@ -46,6 +46,8 @@ class Execution:
         self.error: Exception | None = None
         self.assigned = assigned
         self.values: dict[int, Any] = {}
+        self.audited = stream.config.verify
+        self.homes = homes_of_values(stream) if self.audited else {}
         BACKLOG.serial += 1
         self.launch = BACKLOG.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
@@ -88,13 +90,13 @@ class Execution:
 
     def _xla(self, region: Region, executable: Executable) -> None:
         args = [as_array(self.values[v]) for v in region.inputs]
-        scalars = [s for i in region.nodes for s in self.nodes[i].scalars]
-        floats = [s for s in scalars if type(s) is float]
-        ints = [s for s in scalars if type(s) is int]
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
-        vectors = _vector(floats, torch.float64, self.launch), _vector(ints, torch.int64, self.launch)
+        vectors = _numbers(self.nodes, region, self.launch)
+        kept = audit.keep(region, self.values) if audit.is_due(self.audited) else None
         outputs, flags = executable.call(*args, *vectors)
+        if kept is not None:
+            outputs = audit.audit(self.nodes, region, self.homes, kept, outputs, run_alone)
         self.launch.tokens.append(flags)
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
@@ -102,9 +104,30 @@ class Execution:
         self.values.update(zip(region.outputs, outputs, strict=True))
 
 
+def run_alone(
+    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run one region through XLA on dense inputs and wait for its outputs; nothing else of the runtime is touched.
+
+    Raises:
+        NodeFailed: one of its nodes has no lowering.
+    """
+    launch = Launch()
+    executable = load_or_compile(nodes, region, homes, True, False)
+    outputs, _ = executable.call(*map(as_array, inputs), *_numbers(nodes, region, launch))
+    return [buffers.to_tensor(o) for o in outputs]
+
+
 def import_native(item: NativeInput) -> jax.Array:
     """The array over a native input's memory, which the caller keeps alive."""
     return borrow(item.storage.data_ptr() + item.offset, item.home, host_device())
+
+
+def _numbers(nodes: Sequence[Node], region: Region, launch: Launch) -> tuple[jax.Array, jax.Array]:
+    """The hoisted numbers of a region: its last two arguments."""
+    scalars = [s for i in region.nodes for s in nodes[i].scalars]
+    floats, ints = [s for s in scalars if type(s) is float], [s for s in scalars if type(s) is int]
+    return _vector(floats, torch.float64, launch), _vector(ints, torch.int64, launch)
 
 
 def _vector(numbers: list[Any], dtype: torch.dtype, launch: Launch) -> jax.Array:

@@ -91,10 +91,14 @@ class Memory:
         if known is not None:
             return known
         if self.size >= self.limit:
-            self.size, self.root = 0, _root()
+            self.forget()
         self.size += 1
         at.children[key] = step
         return step
+
+    def forget(self) -> None:
+        """Start again; streams under way go on in the old tree."""
+        self.size, self.root = 0, _root()
 
 
 MEMORY = Memory()

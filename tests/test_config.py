@@ -22,6 +22,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "log": ("plans", "plans"),
     "check_nan": ("yes", True),
     "check_bounds": ("OFF", False),
+    "verify": ("0.25", 0.25),
     "islands": ("refuse", "refuse"),
     "report": ("out/run.jsonl", "out/run.jsonl"),
     "cache": ("/a,redis://b/0", "/a,redis://b/0"),
