@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 
-from fused_eager import load
+from fused_eager import trace
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -52,12 +52,16 @@ def main(argv: list[str] | None = None) -> int:
                 counts["mismatches"] += 1
                 print(f"MISMATCH seed {seed} mode {mode}: {found[:600]}", flush=True)
                 if not args.no_shrink:
-                    kind = found.split()[0] == "raises"
-                    small = shrink(program, lambda p, k=kind, m=mode: (check(p, m).split() or [""])[0] != "" and (
-                        check(p, m).startswith("raises") == k))
+                    raised = "raises" in found
+
+                    def fails(p: Program, mode: str = mode, raised: bool = raised) -> bool:
+                        told = check(p, mode)
+                        return bool(told) and ("raises" in told) == raised
+
+                    small = shrink(program, fails)
                     print(f"{check(small, mode)[:600]}\n{small.script(mode)}", flush=True)
         if seed % 50 == 49:
-            load.READY.clear()
+            trace.MEMORY.forget()
             gc.collect()
             seconds = time.perf_counter() - started
             print(f"  seed {seed}: {dict(counts)} in {seconds:.0f} s", file=sys.stderr, flush=True)

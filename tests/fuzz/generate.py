@@ -22,6 +22,9 @@ import fused_eager as fe
 from . import statements
 
 LARGEST = 1e3  # what is larger than that is left out: rounding errors grow with it
+# What `run` is when a program is run: again with the same shapes, where it is followed; with other numbers and shapes,
+# where it is followed for a while; and as at first.
+RUNS = (0, 0, 1, 0)
 MOST = 600  # elements of a tensor
 
 _HEADER = """\
@@ -46,8 +49,8 @@ class Program:
     seed: int
 
     def source(self) -> str:
-        """The program without its header; it expects `seen` and leaves its variables."""
-        lines = [f"torch.manual_seed({self.seed})", f"D = {self.dtype}", "i = 0", *self.before]
+        """The program without its header; it expects `seen` and `run` and leaves its variables."""
+        lines = [f"torch.manual_seed({self.seed} + run)", f"D = {self.dtype}", "i = 0", *self.before]
         if self.body:
             lines += [f"for i in range({self.rounds}):", *(textwrap.indent(s, "    ") for s in self.body)]
         return "\n".join([*lines, *self.after]) + "\n"
@@ -56,9 +59,10 @@ class Program:
         """A script that shows what eager and a mode make of the program."""
         body = textwrap.indent(self.source(), "    ")
         return (
-            f"{_HEADER}\n\ndef program():\n    seen = []\n{body}"
+            f"{_HEADER}\n\ndef program(run):\n    seen = []\n{body}"
             f"    return seen, {{k: v for k, v in locals().items() if isinstance(v, torch.Tensor)}}\n\n\n"
-            f'print(program())\nwith fe.fused_eager(mode="{mode}"):\n    out = program()\nprint(out)\n'
+            f"for run in {RUNS}:\n    print(program(run))\n"
+            f'    with fe.fused_eager(mode="{mode}"):\n        out = program(run)\n    print(out)\n'
         )
 
     def statements(self) -> int:
@@ -72,9 +76,10 @@ class Program:
         return replace(self, before=tuple(kept[:a]), body=tuple(kept[a:b]), after=tuple(kept[b:]))
 
 
-def namespace() -> dict[str, Any]:
+def namespace(run: int = 0) -> dict[str, Any]:
     """What a program may use."""
-    return {"torch": torch, "F": torch.nn.functional, "np": np, "copy": copy, "pickle": pickle, "fe": fe, "seen": []}
+    modules = {"torch": torch, "F": torch.nn.functional, "np": np, "copy": copy, "pickle": pickle, "fe": fe}
+    return {**modules, "seen": [], "run": run}
 
 
 class Misfit(Exception):
@@ -112,12 +117,16 @@ class Generator:
     def number(self) -> str:
         fixed = ["0.5", "-0.0", "0.0", "1.0", "-1", "2", "0.1", "3", "1.5", "-0.25"]
         moving = ["0.1 * i", "i", "float(i)", "0.5 - i"]
-        return self.random.choice(fixed + moving if self.in_loop else fixed)
+        between = ["0.5 * run", "run"]
+        return self.random.choice(fixed + moving if self.in_loop else fixed + between)
 
     def small_shape(self) -> str:
         r = self.random
         size = r.choice([0, 1, 1, 2, 2, 2, 3])
-        return str(tuple(0 if r.random() < 0.02 else r.choice([1, 2, 2, 3, 3, 4]) for _ in range(size)))
+        sizes = ["0" if r.random() < 0.02 else r.choice("122334") for _ in range(size)]
+        if sizes and r.random() < 0.1:
+            sizes[0] += " + run"
+        return f"({', '.join(sizes)}{',' * (size == 1)})"
 
     def fill(self, template: str) -> tuple[str, list[str]]:
         """A template with its placeholders filled in, and the variables it mentions."""
@@ -224,6 +233,8 @@ class Generator:
         )
         if family in ("exact", "smooth", "views"):
             text = f"{self.target(text)} = {text}"
+        elif self.in_loop and "\n" not in text and r.random() < 0.2:
+            text = f"if i % 3 == {r.randint(0, 1)}:\n    {text}"
         return self.add(text, into, exact)
 
     def overlap(self, used: list[str]) -> bool:
@@ -246,7 +257,7 @@ class Generator:
     def build(self) -> Program:
         """The program."""
         r = self.random
-        exec(f"torch.manual_seed({self.seed})\nD = {self.dtype}\ni = 0", self.env)
+        exec(f"torch.manual_seed({self.seed} + run)\nD = {self.dtype}\ni = 0", self.env)
         before: list[str] = []
         body: list[str] = []
         after: list[str] = []

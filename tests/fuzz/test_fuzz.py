@@ -10,7 +10,7 @@ import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
-from fused_eager import load
+from fused_eager import trace
 
 from .__main__ import one
 from .differ import Invalid, check, compare, in_double, repaired, run, shrink
@@ -56,7 +56,7 @@ def test_a_mistake_of_the_runtime_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     wrong = dataclasses.replace(row, lower=lambda cx, x: row.lower(cx, x) + 1e-3)
     monkeypatch.setitem(RULES, "aten.sin.default", wrong)
     rule_for.cache_clear()
-    load.READY.clear()
+    trace.MEMORY.forget()
     try:
         program = _program("t0 = torch.randn((3, 7), dtype=D)", "t1 = t0.sin() * 1.7", "t2 = t0 + 1", "t3 = t1 + 1")
         found = check(program, "fused")
@@ -67,7 +67,7 @@ def test_a_mistake_of_the_runtime_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         monkeypatch.undo()
         rule_for.cache_clear()
-        load.READY.clear()
+        trace.MEMORY.forget()
 
 
 def test_a_script_runs() -> None:

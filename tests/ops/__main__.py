@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 
-from fused_eager import load
+from fused_eager import trace
 
 from . import corpus
 from .corpus import OPS, Case, Tally, cases, check_errors, sweep
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
             tally.failures.append((Case(name, dtypes[0]), -1, str(error)))
         if time.perf_counter() - begun > 20:
             told(f"slow: {name} {time.perf_counter() - begun:.0f} s")
-        load.READY.clear()
+        trace.MEMORY.forget()
         gc.collect()
     print(Counter(case.op for case, _, _ in tally.failures))
     print(f"{tally} ({time.perf_counter() - started:.0f} s)")

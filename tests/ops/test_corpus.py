@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fused_eager import load
+from fused_eager import trace
 
 from . import exclusions
 from .conftest import TALLY
@@ -27,7 +27,7 @@ PARTS = [NAMES[i : i + GROUPS] for i in range(0, len(NAMES), GROUPS)]
 def clean() -> Iterator[None]:
     """What one part compiled is not needed by the next."""
     yield
-    load.READY.clear()
+    trace.MEMORY.forget()
     gc.collect()
 
 
