@@ -8,6 +8,8 @@ PIN := $(shell grep '^torch==' constraints.txt)
 TORCH ?= $(PIN)$(if $(filter Linux,$(shell uname -s)),+cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 ARGS ?=
+# Each test process computes with one thread, so as many of them as there are cores.
+WORKERS ?= --numprocesses auto --dist worksteal
 
 # Torch's OpenMP threads otherwise spin at their barriers while XLA computes on the same cores.
 OMP_WAIT_POLICY ?= PASSIVE
@@ -19,10 +21,10 @@ demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: .venv/.made
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 test-full: .venv/.made-full
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)

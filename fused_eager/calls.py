@@ -7,7 +7,7 @@ dtypes. Tensors themselves and hoisted numbers are not part of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from fused_eager.fusion_rules.geometry import Geometry, home_shape, is_dense, overlaps_itself
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from .bounded import Bounded
@@ -67,6 +68,7 @@ class Call:
     tiny: bool
     doubt: str  # why its first run has to be ATen's: there is no lowering, or shape inference cannot be trusted
     structure: int  # a number that stands for the memo key in node signatures
+    fitting: range | None  # the numbers that a factory may fill a narrow dtype with; eager refuses others
     rows: tuple[Row, ...]  # what the arguments look like, and by name those given so
     named: tuple[tuple[str, tuple[Row, ...]], ...]
 
@@ -175,6 +177,18 @@ def _output(spec: Spec) -> Output:
     return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home)
 
 
+def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:
+    """The numbers that fit the dtype which a factory fills; None for other ops, and where all fit."""
+    rule = None if info.twin is None else rule_for(info.twin)
+    if rule is None or rule.cls is not OpClass.FACTORY or not made:
+        return None
+    dtype = made[0].dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
+        return None
+    limits = torch.iinfo(dtype)
+    return range(limits.min, limits.max + 1)
+
+
 def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Call | Unknown:
     unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
     inferred = Unknown(f"XLA has no {unfit[0]}") if unfit else infer(info.op, args, kwargs, tensors)
@@ -202,6 +216,7 @@ def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwar
         all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
         info.island or doubt,
         next(_structures),
+        _fitting(info, inferred.fresh or [v.spec for v in views]),
         rows,
         tuple([(n, pattern((kwargs[n],), seen, info.names.index(n) in hoisted)) for n in sorted(kwargs)]),
     )

@@ -54,6 +54,8 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     for name, rows in call.named:
         if name not in kwargs or not matches(rows, (kwargs[name],), tensors, scalars):
             return MISS
+    if call.fitting is not None and any(s not in call.fitting for s in scalars):
+        return MISS
     if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
     found: list[Buffer | None] = []

@@ -131,6 +131,8 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")
     if info.island and stream.config.islands != "allow":
         native.judge_island(stream.config, info, info.island)
+    if call.fitting is not None and any(s not in call.fitting for s in scalars):
+        return native.run_now(stream, info, args, kwargs, "a number does not fit the dtype")
     if call.doubt and call.structure not in TRUSTED:
         return _first_time(stream, info, call, key, args, kwargs)
     undo: Undo = []

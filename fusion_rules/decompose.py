@@ -23,7 +23,11 @@ from .rule import functional_twin, rule_for
 from .spec import JAX_DTYPE, spec_of, torch_dtype
 
 # Decompositions that are not fit for lowering, each with its reason: they would win over the island that is right.
-DENIED: dict[str, str] = {}
+DENIED: dict[str, str] = {
+    # Eager raises; the decomposition writes into the next plane.
+    "aten.max_unpool2d.default": "its indices are not checked plane by plane",
+    "aten.max_unpool3d.default": "its indices are not checked plane by plane",
+}
 
 
 def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:

@@ -26,10 +26,10 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the known gaps, and leave the thousands of programs of the semantics to the full run."""
+    """Mark the known gaps, and leave the semantics' thousands of programs in the slower modes to the full run."""
     for item in items:
         reason = reason_for(item.nodeid)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
-        if "tests/semantics/" in item.nodeid:
+        if "tests/semantics/" in item.nodeid and ("[debug" in item.nodeid or "[strict" in item.nodeid):
             item.add_marker(pytest.mark.slow)
