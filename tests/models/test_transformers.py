@@ -162,10 +162,13 @@ def write(model: Any) -> list[list[int]]:
     return out.tolist()
 
 
-@pytest.mark.parametrize("mode", ["fused", "strict", "debug"])
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in IN_EVERY_RUN else pytest.mark.slow) for n in FAMILIES],
+    ("name", "mode"),
+    [
+        pytest.param(n, m, marks=[] if n in IN_EVERY_RUN and m == "fused" else pytest.mark.slow)
+        for n in FAMILIES
+        for m in ("fused", "strict", "debug")
+    ],
 )
 def test_a_model_trains_and_writes_as_in_eager(name: str, mode: str, request: pytest.FixtureRequest) -> None:
     family = FAMILIES[name]
