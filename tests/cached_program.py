@@ -1,0 +1,109 @@
+"""A program for tests of the compile cache: `python -m tests.cached_program NAME [SECONDS]` runs one and prints JSON.
+
+Options come from the environment. With SECONDS, each compilation takes that much longer, and says so before it starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import jax
+import torch
+
+from fused_eager import fused_eager
+from fused_eager.caching import keeper
+from fused_eager.config import resolve
+from fused_eager.events import LOG
+
+JAX_EVENTS: Counter[str] = Counter()
+
+
+def _count(event: str, seconds: float, **kwargs: Any) -> None:
+    JAX_EVENTS[event.rsplit("/", 1)[-1]] += 1
+
+
+def small() -> Any:
+    """Three different regions, cut by reading a value; one of them checks an index."""
+    x = torch.linspace(-1, 1, 60).reshape(12, 5)
+    total = ((x * 2).relu() + 1).sum(1)
+    first = total.max().item()
+    picked = x[torch.tensor([1, 7, 11])] * first
+    second = (picked @ picked.t()).tolist()
+    return first, second, torch.linspace(0, 3, 7).softmax(0).cumsum(0).tolist()
+
+
+def lapack() -> Any:
+    """A region that calls LAPACK."""
+    a = torch.eye(5) * 3 + torch.arange(25.0).reshape(5, 5) / 50
+    return (torch.linalg.inv(a) @ a).tolist(), torch.linalg.det(a).item()
+
+
+def bad_index() -> Any:
+    """What a check reveals, in words."""
+    try:
+        return torch.zeros(3)[torch.tensor([1, 77])].tolist()
+    except IndexError as error:
+        return str(error).partition(" (")[0]
+
+
+def gpt(steps: int = 2) -> Any:
+    """Steps of the example's training, and how long each took."""
+    example = importlib.import_module("examples.train_gpt")
+    torch.manual_seed(0)
+    text = example.Text.load()
+    model = example.GPT(len(text.alphabet), 4, 128, 64)
+    optimizer = example.make_optimizer(model, 1e-3)
+    schedule = example.make_schedule(optimizer, 100)
+    losses, seconds = [], []
+    for _ in range(steps):
+        started = time.perf_counter()
+        losses.append(example.train_step(model, optimizer, schedule, example.draw_batch(text.train, 8, 64)).item())
+        seconds.append(time.perf_counter() - started)
+    TIMES.extend(seconds)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return losses, hashlib.sha256(weights).hexdigest()
+
+
+TIMES: list[float] = []
+
+
+def main(name: str, slower: float) -> None:
+    jax.monitoring.register_event_duration_secs_listener(_count)
+    torch.set_num_threads(1)
+    if slower:
+        compiling = importlib.import_module("fused_eager.compile")
+        build = compiling.build
+
+        def slow(*args: Any) -> Any:
+            print("compiling", flush=True)
+            time.sleep(slower)
+            return build(*args)
+
+        compiling.build = slow
+        print("ready", flush=True)
+        sys.stdin.readline()
+    with fused_eager():
+        value = globals()[name]()
+    kept = keeper(resolve())
+    flushed = kept.flush(60) if kept is not None else True
+    out = {
+        "value": value,
+        "flushed": flushed,
+        "counts": {k: v for k, v in LOG.counts.items() if k.startswith(("c", "island"))},
+        "keys": [e.data["key"] for e in LOG.of("cache-publish")],
+        "traces": JAX_EVENTS["jaxpr_trace_duration"],
+        "lowerings": JAX_EVENTS["jaxpr_to_mlir_module_duration"],
+        "compilations": JAX_EVENTS["backend_compile_duration"],
+        "seconds": TIMES,
+    }
+    print(json.dumps(out), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
