@@ -168,12 +168,19 @@ def _sequences(path: str, a: tuple[Any, ...], b: tuple[Any, ...]) -> Iterator[Di
         yield from _walk(f"{path}[{i}]", before, after)
 
 
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _thawed(item) for name, item in value.items()}
+    return tuple(_thawed(item) for item in value) if type(value) is tuple else value
+
+
 def _words(value: Any, with_type: bool) -> str | None:
     if value is _ABSENT:
         return None
     try:
-        text = repr(dict(value) if isinstance(value, Mapping) else value)
+        text = repr(_thawed(value))
     except ValueError:  # Python refuses to write integers of thousands of digits in decimal
         text = str(to_json(value))
     text = text if len(text) <= 80 else text[:77] + "..."
-    return f"{type(value).__name__} {text}" if with_type and value is not None else text
+    kind = "mapping" if isinstance(value, Mapping) else type(value).__name__
+    return f"{kind} {text}" if with_type and value is not None else text

@@ -55,12 +55,15 @@ class Keeper:
         # After the cache's own, so that at exit this one is flushed first: it feeds the other.
         self._writer = Writer()
 
-    def key(self, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> Key:
-        """The key of a region here and now. Raises Unencodable."""
+    def describe_here(self) -> None:
+        """Tell the cache which machine this is. Not when it is opened: looking at the device starts XLA."""
         if self.cache.origin is None:
-            # Not when the context is entered: looking at the device starts XLA.
             self.cache.versions = surroundings.versions()
             self.cache.origin = surroundings.origin()
+
+    def key(self, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> Key:
+        """The key of a region here and now. Raises Unencodable."""
+        self.describe_here()
         return Key({"region": canonical.to_parts(nodes, region, homes), **surroundings.parts(bounds, self.salt)})
 
     def load_or_make(
@@ -99,7 +102,7 @@ class Keeper:
         except NodeFailed as failed:
             if failed.lasting:
                 failure = Failure(region.nodes.index(failed.index), failed.reason)
-                self._publish(key, name, lambda: failure_blobs(failure), lead)
+                self._publish(key, name, lambda: failure_blobs(failure), 0.0, lead)
             elif lead is not None:
                 lead.release()
             raise
@@ -109,7 +112,8 @@ class Keeper:
             raise
         executable = made.executable
         self.loaded[key.digest] = executable
-        self._publish(key, name, lambda: to_blobs(made.lowered, made.compiled, executable), lead)
+        blobs = lambda: to_blobs(made.lowered, made.compiled, executable)  # noqa: E731
+        self._publish(key, name, blobs, executable.seconds, lead)
         return executable
 
     def flush(self, timeout_s: float = 30.0) -> bool:
@@ -157,7 +161,9 @@ class Keeper:
         LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail="no such node")
         return None
 
-    def _publish(self, key: Key, name: str, blobs: Callable[[], dict[str, bytes]], lead: Lead | None) -> None:
+    def _publish(
+        self, key: Key, name: str, blobs: Callable[[], dict[str, bytes]], seconds: float, lead: Lead | None
+    ) -> None:
         def job() -> None:
             with lead or nullcontext():
                 try:
@@ -165,7 +171,7 @@ class Keeper:
                 except Exception as why:  # NotPortable, or what JAX raises while it writes itself down
                     LOG.emit("cache-refused", region=name, detail=str(why) or type(why).__name__)
                 else:
-                    self.cache.publish(key, made, lead=lead)
+                    self.cache.publish(key, made, metadata={"seconds": seconds}, lead=lead)
 
         if not self._writer.submit(0, job):
             job()  # at the interpreter's end there is no other thread any more

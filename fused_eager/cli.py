@@ -29,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("top", "fused_eager.reporting.top", "follow the event log of a running program"),
     Command("explain", "fused_eager.reporting.explaining", "run a program and say what became of each of its lines"),
     Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
+    Command("cache", "fused_eager.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
     Command("ops", "fused_eager.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("doctor", "fused_eager.doctor", "say what was found: versions, devices, cache, known-bad combinations"),
 )
