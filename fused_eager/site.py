@@ -43,12 +43,16 @@ UNKNOWN = Site("?", 0, "?")
 
 
 class Place(NamedTuple):
-    """What `here` returns when details are wanted: (code, line), as always, and the rest of a `Site`."""
+    """What `here` returns when details are wanted: (code, line), as always, and the rest of a `Site`.
+
+    `caller` is the line that was running: for a gradient, that of `backward()`.
+    """
 
     code: CodeType
     line: int
     module: str
-    backward: bool = False
+    backward: bool
+    caller: tuple[CodeType, int] | None
 
 
 _details = 0  # how many have asked for details
@@ -64,12 +68,20 @@ def here() -> tuple[CodeType, int] | Place | None:
 
 def is_at(place: tuple[Any, ...] | None) -> bool:
     """Whether `here` would return `place`: quicker, where the op was called by the program itself."""
-    if _details:
-        return here() == place
+    expected: tuple[Any, ...] | None = place
+    if _details and place is not None:
+        if type(place) is not Place:
+            return False  # recorded when nobody wanted to know more
+        expected = place.caller
     frame: FrameType | None = sys._getframe(_TO_PROGRAM)
-    if place is not None and frame is not None and frame.f_code is place[0]:
-        return frame.f_lineno == place[1]
-    return _line(frame) == place
+    if expected is not None and frame is not None and frame.f_code is expected[0]:
+        if frame.f_lineno != expected[1]:
+            return False
+    elif _line(frame) != expected:
+        return False
+    if _details and type(place) is Place and not place.backward:
+        _forward.add(place)
+    return True
 
 
 _TO_PROGRAM = 5  # frames from `is_at` to the program: follow, record, and two of the front door
@@ -129,56 +141,65 @@ def ask_for_details(by: int) -> None:
 
 # ---- details -----------------------------------------------------------------------------------------------------
 
-REMEMBERED = 100_000  # forward ops of one thread whose lines are kept for the backward pass
+REMEMBERED = 1 << 16  # forward ops of one thread whose lines are kept for the backward pass
+NEAR = 8  # how far a recorded op may be from a view whose gradient it is to name
 _CALL = torch.nn.Module._call_impl.__code__
 _sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node = torch._C._current_autograd_node  # type: ignore[attr-defined]
 
 
 class _Forward(threading.local):
-    """The forward lines of one thread by autograd's sequence number, which is what ties a gradient to its op."""
+    """The forward lines of one thread by autograd's sequence number, which is what ties a gradient to its op.
+
+    A ring: number n lies at n % REMEMBERED.
+    """
 
     def __init__(self) -> None:
-        self.places: dict[int, Place] = {}
+        self.numbers: list[int] = [-1] * REMEMBERED
+        self.places: list[Place | None] = [None] * REMEMBERED
+
+    def add(self, place: Place) -> None:
+        """Remember the line of an op for its gradient. The first op after autograd made a node is the node's."""
+        number = _sequence() - 1
+        at = number % REMEMBERED
+        if self.numbers[at] != number and torch.is_grad_enabled():
+            self.numbers[at], self.places[at] = number, place
+
+    def of(self, number: int) -> Place | None:
+        """The line of the op that autograd's node `number` is for; None if it was not recorded."""
+        at = number % REMEMBERED
+        return self.places[at] if self.numbers[at] == number else None
+
+    def near(self, number: int) -> Place | None:
+        """The line on both sides of an op that was not recorded: view ops are not."""
+        before = next((p for n in range(number - 1, number - NEAR, -1) if (p := self.of(n))), None)
+        after = next((p for n in range(number + 1, number + NEAR) if (p := self.of(n))), None)
+        return before if before is not None and after is not None and before[:2] == after[:2] else None
 
 
 _forward = _Forward()
 
 
 def _in_detail(frame: FrameType | None) -> Place | None:
-    at: FrameType | None = None
+    caller = _line(frame)
+    node = _current_node()
+    if node is not None:
+        number = node._sequence_nr()
+        found = _forward.of(number) or _forward.near(number)
+        if found is not None:
+            return Place(found.code, found.line, found.module, True, caller)
+    if caller is None:
+        return None
+    if node is not None:
+        return Place(*caller, "", True, caller)
     modules: list[Any] = []
     while frame is not None:
-        code = frame.f_code
-        if code is _CALL:
+        if frame.f_code is _CALL:
             modules.append(frame.f_locals["self"])
-        elif at is None and not is_internal(code.co_filename):
-            at = frame
         frame = frame.f_back
-    node = _current_node()
-    places = _forward.places
-    if node is not None:
-        found = _of_forward(places, node._sequence_nr())
-        if found is not None:
-            return Place(found.code, found.line, found.module, True)
-        return None if at is None else Place(at.f_code, at.f_lineno, "", True)
-    if at is None:
-        return None
-    place = Place(at.f_code, at.f_lineno, _path(modules))
-    # The first op after autograd made a node is the one that the node is for.
-    if torch.is_grad_enabled() and places.setdefault(_sequence() - 1, place) is place and len(places) > REMEMBERED:
-        del places[next(iter(places))]
+    place = Place(*caller, _path(modules), False, caller)
+    _forward.add(place)
     return place
-
-
-def _of_forward(places: dict[int, Place], number: int) -> Place | None:
-    """The line of a forward op: its own, or that of both its neighbours (view ops are not recorded)."""
-    found = places.get(number)
-    if found is None:
-        before, after = places.get(number - 1), places.get(number + 1)
-        if before is not None and after is not None and before[:2] == after[:2]:
-            return before
-    return found
 
 
 def _path(modules: list[Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import pytest
 import torch
 
 from fused_eager import fused_eager, site
@@ -85,15 +84,53 @@ def test_details_are_off_unless_somebody_asks() -> None:
     assert type(site.here()) is tuple
 
 
-def test_the_memory_of_forward_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "REMEMBERED", 10)
+def test_the_memory_of_forward_lines_is_bounded() -> None:
+    lines = site._Forward()
     x = torch.ones(3, requires_grad=True)
-    with site.detailed(), fused_eager():
-        for _ in range(50):
-            x = x * 1.5
-        assert len(site._forward.places) <= 11
-    del x
+    size = len(lines.places)
+    y = x
+    place = site.Place(line.__code__, 1, "", False, None)
+    for _ in range(10):
+        y = y * 1.5
+        lines.add(place)
+    assert len(lines.places) == len(lines.numbers) == size == site.REMEMBERED
+    number = y.grad_fn._sequence_nr()
+    assert lines.of(number) is place and lines.of(number - site.REMEMBERED) is None
 
 
 def test_the_caller_is_the_program_not_the_library() -> None:
     assert site.caller().line == line()
+
+
+def test_a_forward_that_raises_leaves_no_module_behind() -> None:
+    class Wrong(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("wrong")
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Wrong()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return self.inner(x)
+            except ValueError:
+                return x * 2.0
+
+    with site.detailed(), fused_eager():
+        y = Outer()(torch.ones(2))
+        assert last_site().module == "Outer"
+        z = y * 3.0
+        assert last_site().module == ""
+        del y, z
+
+
+def test_gradients_of_views_go_by_their_neighbours() -> None:
+    x = torch.ones(4, 6, requires_grad=True)
+    with site.detailed(), fused_eager():
+        y, at = (x * 2.0)[1:].transpose(0, 1)[2:].mul(3.0), line()
+        (g,) = torch.autograd.grad(y.sum(), x)
+        nodes = [site.describe(n.place) for n in open_stream().nodes if "slice_backward" in str(n.op)]
+        assert nodes and all(n.line == at and n.backward for n in nodes)
+        del y, g
