@@ -72,7 +72,7 @@ def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, H
     try:
         homes = {vid: _to_home(form) for vid, form in enumerate(parts["inputs"])}
         inputs = tuple(homes)
-        nodes = []
+        nodes: list[Node] = []
         for form in parts["nodes"]:
             uses = tuple(_to_use(u) for u in form["reads"])
             results = []
