@@ -105,9 +105,9 @@ class Memory:
                 told = words(changes, code, now, position)
                 at = now.sites[position]
             elif line in self.by_line and (told := other_ops(self.by_line[line], now)):
-                code, changes, at = "ops", (), now.sites[0]
+                code, changes, at = "ops", [], now.sites[0]
             else:
-                code, changes, at = "first", (), now.sites[0]
+                code, changes, at = "first", [], now.sites[0]
                 told = "these ops are compiled for the first time"
             self.by_line[line] = now
             variants.append(now)
@@ -149,7 +149,7 @@ def difference(old: Compiled, now: Compiled) -> tuple[str, list[Change], int]:
             return "layout", [(f"strides or offset of what {now.ops[i]} reads or writes", "other", "these")], i
     if old.alive != now.alive:
         more, fewer = sorted(set(now.alive) - set(old.alive)), sorted(set(old.alive) - set(now.alive))
-        what = [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", False, True) for p in more]
+        what: list[Change] = [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", False, True) for p in more]
         what += [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", True, False) for p in fewer]
         what = what or [("values needed afterwards", len(old.alive), len(now.alive))]
         return "liveness", what, (more + fewer + [0])[0]

@@ -85,7 +85,7 @@ class Watch:
 
     def _wait(self, vids: tuple[int, ...]) -> None:
         for vid in vids:
-            value = self.execution.values.get(vid)
+            value: Any = self.execution.values.get(vid)
             if hasattr(value, "block_until_ready") and not value.is_deleted():
                 value.block_until_ready()
 
@@ -159,7 +159,7 @@ def recorded(ops: int) -> None:
 
 
 def not_recording(seconds: float) -> None:
-    """A wait that was not for recording ends here."""
+    """A wait that was not for recording ends here; if it was inside an op that is being timed, it does not count."""
     door = _door() if _measured else None
-    if door is not None and hasattr(door, "timing"):
+    if door is not None and hasattr(door, "timing") and door.timing.inside:
         door.timing.spent -= seconds

@@ -182,7 +182,7 @@ _forward = _Forward()
 
 def _in_detail(frame: FrameType | None) -> Place | None:
     caller = _line(frame)
-    node = _current_node()
+    node: Any = _current_node()
     if node is not None:
         number = node._sequence_nr()
         found = _forward.of(number) or _forward.near(number)

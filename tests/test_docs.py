@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["walkthrough.md"])
+@pytest.mark.parametrize("page", ["walkthrough.md", "report.md"])
 def test_examples_of_a_page_give_what_it_shows(page: str) -> None:
     failed, tried = doctest.testfile(
         str(DOCS / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

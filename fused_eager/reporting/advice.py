@@ -10,6 +10,7 @@ import collections
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fused_eager.reasons import CODES
 
@@ -217,11 +218,11 @@ _OTHER = {
 }
 
 
-def _sizes(group: Sequence[Compile]) -> tuple[str, list[object]]:
+def _sizes(group: Sequence[Compile]) -> tuple[str, list[Any]]:
     """The dimension that changes in most of a group, and its sizes in the order in which they came."""
     counts = collections.Counter(what for c in group for what, *_ in c.changes)
     what = counts.most_common(1)[0][0] if counts else "a shape"
-    sizes: list[object] = []
+    sizes: list[Any] = []
     for c in group:
         for name, before, now in c.changes:
             if name == what:
@@ -260,7 +261,7 @@ def _touches(facts: Facts, cut: Cut, site: str) -> bool:
 
 def _islands(facts: Facts) -> Iterator[Advice]:
     groups: dict[tuple[str, str], list[str]] = {}
-    seconds: collections.Counter[tuple[str, str]] = collections.Counter()
+    seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for island in facts.islands:
         key = island.op, island.site

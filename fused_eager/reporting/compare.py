@@ -45,11 +45,15 @@ def per_round(f: Facts, value: float) -> float:
     return value / f.steps if f.steps else value
 
 
+def _per_second(f: Facts) -> float:
+    return f.steps / f.seconds if f.seconds else 0.0
+
+
 def totals(a: Facts, b: Facts) -> list[Row]:
     """The sums that two runs are judged by."""
     each = " per round" if a.steps and b.steps else ""
     rows = [
-        Row("rounds per second", *[f.steps / f.seconds if f.seconds else 0.0 for f in (a, b)], _rate),
+        Row("rounds per second", _per_second(a), _per_second(b), _rate),
         Row("rounds", a.steps, b.steps, _count),
         Row("seconds in all", a.seconds, b.seconds, duration),
         Row("compilations", len(a.compiles), len(b.compiles), _count),
@@ -62,7 +66,7 @@ def totals(a: Facts, b: Facts) -> list[Row]:
         Row("ops" + each, per_round(a, a.ops), per_round(b, b.ops), _rate),
         Row("flushes" + each, per_round(a, a.flushes), per_round(b, b.flushes), _rate),
         Row("region runs" + each, per_round(a, a.runs), per_round(b, b.runs), _rate),
-        Row("waits" + each, *[per_round(f, sum(s.count for s in f.syncs)) for f in (a, b)], _rate),
+        Row("waits" + each, sum(_waits(a).values()), sum(_waits(b).values()), _rate),
         Row("recording, per op", a.recording_per_op or 0.0, b.recording_per_op or 0.0, duration),
         Row("peak memory (MB)", a.peak / 2**20, b.peak / 2**20, _count),
     ]
@@ -107,7 +111,7 @@ def _waits(f: Facts) -> dict[str, float]:
 
 
 def _compiles(f: Facts) -> dict[str, float]:
-    out: collections.Counter[str] = collections.Counter()
+    out: dict[str, float] = collections.defaultdict(float)
     for c in f.compiles:
         out[shorten(f"{c.region}: {c.why}", [*f.lines, c.site])] += c.seconds
     return dict(out)

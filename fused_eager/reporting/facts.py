@@ -366,8 +366,8 @@ class Adder:
             line.device = 0.0
         for region in f.regions:
             each = (region.total or 0.0) / max(region.ops, 1)
-            for line, _, _, ops in region.lines:
-                f.lines[line].device += each * sum(ops.values())
+            for site, _, _, ops in region.lines:
+                f.lines[site].device += each * sum(ops.values())
         return f
 
     def _steps(self) -> int:
