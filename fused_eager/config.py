@@ -60,6 +60,9 @@ class Config:
     islands: Literal["allow", "warn", "refuse"] = _row(
         "allow", "ops that run natively between regions: silent, said once per op, or an error"
     )
+    native: Literal["measured", "never"] = _row(
+        "measured", "run ops natively between two reads of values where that was measured to be faster (in mode fused)"
+    )
     report: str = _row("", "file that the event log is written to as the program runs; empty: none")
     cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing at all")
     cache_dir: str = _row("", "folder of this host's compiled regions; empty: fused_eager in the XDG cache folder")

@@ -80,8 +80,8 @@ class FrontDoor(TorchDispatchMode):
         config = stream.config
         if config.log == "ops":
             _print(info, args, kwargs)
-        if stream.spell.left:
-            return native.run_at_once(stream, info, args, kwargs, Reason("region.unstable"))
+        if stream.spell.left or (stream.pace.native and mode == "fused"):
+            return native.run_through(stream, info, args, kwargs)
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
         if info.written and info.op._schema.name.startswith("aten::_foreach_"):
@@ -124,11 +124,23 @@ class FrontDoor(TorchDispatchMode):
             return info.op(*args, **kwargs)
         LOG.count(f"sync {info.op}")
         stream.spell.passed_sync()
-        code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
-        reason = Reason(code, str(info.op), site.describe(site.here()))
-        if info.op is torch.ops.aten._local_scalar_dense.default:
-            return native.read_number(info, args[0], reason)
-        return native.run_at_once(stream, info, args, kwargs, reason)
+        place, waits = site.here(), native.is_away([args, kwargs])
+        if not waits and not info.written:
+            out = info.op(*args, **kwargs)
+        else:
+            code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
+            reason = Reason(code, str(info.op), site.describe(place))
+            if info.op is torch.ops.aten._local_scalar_dense.default:
+                out = native.read_number(info, args[0], reason)
+            else:
+                out = native.run_at_once(stream, info, args, kwargs, reason)
+        if stream.config.native == "measured" and stream.config.mode == "fused":
+            if stream.spell.left:
+                stream.pace.restart()
+            if stream.pace.passed(place, waits) and stream.pace.native:
+                # What is on the device would be fetched one by one, and looked for at every op.
+                run.settle_all(Reason("pace.native", "", site.describe(place)), only=stream)
+        return out
 
 
 _in_child = False

@@ -43,6 +43,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     known = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
     if ready is None:
+        stream.pace.restart()
         signature = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]), ending)
         if config.mode != "fused" or SKELETONS.is_hot(tuple([n.number for n in nodes]), signature):
             ready = known[ending] = _make_ready(stream, live, donatable, reason)

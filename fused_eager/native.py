@@ -104,6 +104,24 @@ def _write_targets(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[torc
     return [t for t in leaves(chosen) if isinstance(t, torch.Tensor) and torch._C._has_storage(t)]
 
 
+def is_away(args: Any) -> bool:
+    """Whether the memory of some tensor among the arguments does not hold its value, or may not."""
+    for t in leaves(args):
+        if isinstance(t, torch.Tensor):
+            if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
+                return True
+            if storage_of(t)._cdata in TABLE:
+                return True
+    return False
+
+
+def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an op as eager would, in a stretch of the program that is native: nothing is recorded."""
+    if TABLE or run.BACKLOG.launches:
+        return run_at_once(stream, info, args, kwargs, Reason("pace.native"))
+    return info.op(*args, **kwargs)
+
+
 def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> Any:
     """Settle the arguments and run the op through ATen."""
     settle([args, kwargs], reason)

@@ -16,6 +16,7 @@ from fused_eager.fusion_rules.spec import Spec
 
 from .buffers import Buffer, Home
 from .hotness import Spell
+from .pace import Pace
 from .trace import MEMORY, Step
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Stream:
     reads: dict[int, DeviceInput] = field(default_factory=dict)
     unfinished: Execution | None = None
     spell: Spell = field(default_factory=Spell)
+    pace: Pace = field(default_factory=Pace)
     at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that

@@ -24,6 +24,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "check_bounds": ("OFF", False),
     "verify": ("0.25", 0.25),
     "islands": ("refuse", "refuse"),
+    "native": ("never", "never"),
     "report": ("out/run.jsonl", "out/run.jsonl"),
     "cache": ("/a,redis://b/0", "/a,redis://b/0"),
     "cache_dir": ("/tmp/regions", "/tmp/regions"),

@@ -171,6 +171,16 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "pace",
+            "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively.",
+            (
+                Field("site", "text", "the line of the read"),
+                Field("native", "boolean", "whether it runs natively from now on"),
+                Field("fused_s", "number", "seconds of the fastest fused stretch"),
+                Field("native_s", "number", "seconds of the fastest native one"),
+            ),
+        ),
+        Kind(
             "run",
             "A region ran alone and was timed: a sample (the 2nd, 4th, 8th, 16th and every 32nd flush of its plan).",
             (

@@ -1,0 +1,138 @@
+"""The choice between fused and native stretches: made from times alone, and never one that changes a number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fused_eager import fused_eager, pace
+from fused_eager.pace import AGAIN, SAMPLES, Pace, Stretch
+
+HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
+READ, OTHER = (HERE, 1), (THERE, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
+    monkeypatch.setattr(pace, "FOLLOWING", pace.Bounded(8))
+
+
+class Clock:
+    """Time that only passes when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+
+
+def ways(clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None) -> list[bool]:
+    """Which stretches of a loop with one read ran natively, where they take so long."""
+    own, ran = own or Pace(), []
+    own.passed(READ, True)
+    for _ in range(stretches):
+        ran.append(own.native)
+        clock.now += native if own.native else fused
+        own.passed(READ, not own.native)
+    return ran
+
+
+def test_the_faster_way_is_kept_after_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ran = ways(clock, fused=2.0, native=1.0, stretches=AGAIN)
+    assert ran == [False] * SAMPLES + [True] * (AGAIN - SAMPLES)
+
+
+def test_native_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = ways(Clock(monkeypatch), fused=1.0, native=0.96, stretches=AGAIN)
+    assert ran == [False] * SAMPLES + [True] * SAMPLES + [False] * (AGAIN - 2 * SAMPLES)
+
+
+def test_the_other_way_is_tried_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ran = ways(clock, fused=2.0, native=1.0, stretches=20 * AGAIN)
+    lengths = [len(list(group)) for way, group in itertools.groupby(ran) if way]
+    assert lengths[1] > 1.9 * lengths[0] and lengths[2] > 1.9 * lengths[1]
+    assert sum(ran) > 0.98 * len(ran)
+
+
+def test_a_choice_is_revised_when_the_times_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Pace()
+    ways(clock, fused=2.0, native=1.0, stretches=AGAIN, own=own)
+    later = ways(clock, fused=0.5, native=1.0, stretches=2 * AGAIN, own=own)
+    assert not any(later[-AGAIN // 2 :])
+
+
+def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Pace()
+    own.passed(READ, True)
+    for _ in range(50):
+        clock.now += 100.0
+        own.restart()  # something was compiled
+        own.passed(READ, True)
+    assert not pace.STRETCHES[READ].fused and not own.native
+
+
+def test_numbers_of_the_host_are_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Pace()
+    assert not own.passed(OTHER, False)
+    assert OTHER not in pace.STRETCHES
+
+
+def test_two_reads_in_turn_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own, ran = Clock(monkeypatch), Pace(), {READ: [], OTHER: []}
+    for _ in range(100):
+        for place, fused, native in ((READ, 2.0, 1.0), (OTHER, 1.0, 2.0)):
+            clock.now += native if own.native else fused
+            ran[place].append(own.native)
+            own.passed(place, True)
+    assert all(ran[READ][-50:]) and not any(ran[OTHER][-50:])
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Every stretch runs the other way than the one before."""
+    asked: list[bool] = []
+
+    def other_way(self: Stretch) -> bool:
+        asked.append(len(asked) % 2 == 0)
+        return asked[-1]
+
+    monkeypatch.setattr(Stretch, "wants_native", other_way)
+    yield asked
+
+
+def test_changing_ways_changes_no_number(in_turn: list[bool]) -> None:
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4)
+        )
+        # Not Adam: it makes steps of full size from the rounding errors that a bias before a norm has as its gradient.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        x, y, mean, losses = torch.randn(12, 8), torch.randint(4, (12,)), torch.zeros(8), []
+        for i in range(12):
+            mean[i % 8 :] += x.mean(0)[i % 8 :]
+            loss = torch.nn.functional.cross_entropy(model(x - mean), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return [*losses, mean.sum().item(), model[1].running_mean.sum().item()]
+
+    wanted = train()
+    with fused_eager(native="measured"):
+        got = train()
+    assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert len(in_turn) >= 10 and any(in_turn)
+
+
+def test_the_option_forbids_it(in_turn: list[bool]) -> None:
+    x = torch.randn(8)
+    with fused_eager(native="never"):
+        for _ in range(6):
+            (x * 2).sum().item()
+    assert not in_turn
