@@ -149,10 +149,10 @@ def difference(old: Compiled, now: Compiled) -> tuple[str, list[Change], int]:
             return "layout", [(f"strides or offset of what {now.ops[i]} reads or writes", "other", "these")], i
     if old.alive != now.alive:
         more, fewer = sorted(set(now.alive) - set(old.alive)), sorted(set(old.alive) - set(now.alive))
-        what: list[Change] = [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", False, True) for p in more]
-        what += [(f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", True, False) for p in fewer]
-        what = what or [("values needed afterwards", len(old.alive), len(now.alive))]
-        return "liveness", what, (more + fewer + [0])[0]
+        what: list[Change] = []
+        for p in more + fewer:
+            what.append((f"result of {now.ops[p]} at {now.sites[p]} needed afterwards", p in fewer, p in more))
+        return "liveness", what or [("order of the results", "another", "this")], (more + fewer + [0])[0]
     if old.donated != now.donated:
         return "donation", [("inputs whose memory may be reused", list(old.donated), list(now.donated))], 0
     if old.flags != now.flags:

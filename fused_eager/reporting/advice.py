@@ -7,6 +7,7 @@ that another form of the program would not need; where only a bound is known, th
 from __future__ import annotations
 
 import collections
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ NOTABLE = 0.02  # of the run's seconds
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to change. `seconds` of this run are what it cost; `evidence` is how one knows."""
+    """One thing to change. `seconds` of this run are what it cost (infinity: the result is wrong); `evidence` says how
+    one knows."""
 
     kind: str
     site: str
@@ -323,7 +325,21 @@ def _failed(facts: Facts) -> Iterator[Advice]:
         )
 
 
+def _wrong(facts: Facts) -> Iterator[Advice]:
+    for found in facts.mismatches:
+        yield Advice(
+            "mismatch",
+            found["site"],
+            f"{found['op']} gave another result than ATen's",
+            f"please report it, with the script that repeats it ({found['script'] or 'none could be written'}); until "
+            'then, mode="off" around these lines is right',
+            math.inf,
+            found["difference"],
+        )
+
+
 FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
+    _wrong,
     _waits,
     _again,
     _islands,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,8 @@ def as_json(report: Report) -> str:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {row.name: _plain(getattr(value, row.name)) for row in dataclasses.fields(value)}
+    if isinstance(value, float) and math.isinf(value):
+        return None  # JSON has no infinity
     if isinstance(value, dict):
         return {k if isinstance(k, str) else ".".join(map(str, k)): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set)):

@@ -87,7 +87,7 @@ class Explanation:
                 lines += [f"        {words}" for words in shown]
         for c in f.compiles:
             lines.append(f"compiled {shorten(c.region, sites)} in {duration(c.seconds)}: {shorten(c.why, sites)}")
-        for s in f.syncs:
+        for s in [s for s in f.syncs if s.reason != "cut.exit"]:
             lines.append(f"waited {s.count} x for {s.reason} {s.detail} at {short(s.site)}: {duration(s.waited)}")
         lines += [f"island {op} at {short(place)}: {reason}" for op, reason, place in self.islands]
         return "\n".join(lines)

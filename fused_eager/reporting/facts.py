@@ -159,6 +159,7 @@ class Facts:
     launches: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of flushes, by plan
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
     failures: list[dict[str, Any]] = field(default_factory=list)
+    mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
     built: list[Built] = field(default_factory=list)
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
@@ -340,6 +341,9 @@ class Adder:
 
     def _cache_load(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.loads.append(d)
+
+    def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.mismatches.append(d)
 
     def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
         row = self._built.get(d["site"])

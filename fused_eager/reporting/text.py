@@ -18,7 +18,9 @@ ADVICE, ROWS = 4, 4  # how many of each are shown
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a fitting unit and three digits."""
+    """Seconds with a fitting unit and three digits; infinity stands for what no time can be weighed against."""
+    if seconds == float("inf"):
+        return "wrong"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"

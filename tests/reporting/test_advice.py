@@ -158,6 +158,17 @@ def test_a_failed_compilation_is_told_with_xlas_words() -> None:
     assert only(log).kind == "compile-failed" and "XlaRuntimeError" in only(log).evidence
 
 
+def test_a_wrong_result_comes_before_all_else() -> None:
+    log = loop()
+    for _ in range(10):
+        log.sync(seconds=5.0)
+    log.tell("mismatch", op="aten.foo.default", site="a.py:9", difference="1 of 3 differ", alone=True, script="x.py")
+    report = log.report
+    assert [a.kind for a in report.advice] == ["mismatch", "wait.value"]
+    assert "x.py" in report.advice[0].cure and "a.py:9  wrong: aten.foo.default" in str(report)
+    assert "wrong" in report.html()
+
+
 def test_names_of_sites(tmp_path: Path) -> None:
     assert split("/a/b.py:12") == ("/a/b.py", 12) and split("?:0")[1] == 0 and split("nonsense") == ("?", 0)
     assert short(f"{Path.cwd()}/x/y.py:3") == "x/y.py:3"

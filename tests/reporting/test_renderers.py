@@ -19,6 +19,7 @@ from torch import nn
 
 from fused_eager import cli, fused_eager
 from fused_eager.reporting import compare, perfetto, prometheus, top
+from fused_eager.reporting.commands import as_json
 from fused_eager.reporting.report import Report
 from tests.streams import stable_shapes
 
@@ -194,6 +195,13 @@ def test_json_has_all_rows(log: Path, report: Report) -> None:
     data = json.loads(out.getvalue())
     assert data["facts"]["ops"] == report.ops and len(data["facts"]["compiles"]) == report.compilations
     assert data["advice"][0]["cure"] == report.advice[0].cure
+
+
+def test_json_is_json_whatever_is_in_it() -> None:
+    log = Log()
+    log.tell("mismatch", op="aten.foo.default", site="a.py:9", difference="d", alone=True, script="")
+    data = json.loads(as_json(log.report), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert data["advice"][0]["kind"] == "mismatch"
 
 
 @pytest.mark.parametrize("form", ["--html", "--perfetto", "--prometheus", "--json", ""])
