@@ -139,7 +139,7 @@ class FrontDoor(TorchDispatchMode):
                 stream.pace.restart()
             if stream.pace.passed(place, waits) and stream.pace.native:
                 # What is on the device would be fetched one by one, and looked for at every op.
-                run.settle_all(Reason("pace.native", "", site.describe(place)), only=stream)
+                run.settle_all(Reason("region.native", "", site.describe(place)), only=stream)
         return out
 
 

@@ -118,7 +118,7 @@ def is_away(args: Any) -> bool:
 def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an op as eager would, in a stretch of the program that is native: nothing is recorded."""
     if TABLE or run.BACKLOG.launches:
-        return run_at_once(stream, info, args, kwargs, Reason("pace.native"))
+        return run_at_once(stream, info, args, kwargs, Reason("region.native"))
     return info.op(*args, **kwargs)
 
 

@@ -124,7 +124,7 @@ CODES: dict[str, Code] = {
             "for sentence in data:\n    step(pad(sentence, to=64 * math.ceil(len(sentence) / 64)))",
         ),
         Code(
-            "pace.native",
+            "region.native",
             "this part of the program was measured to be faster natively",
             "none needed; more work per op (larger batches) gives fusion something to gain",
             "for row in rows:\n    total += model(row).item()",
