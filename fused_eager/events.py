@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 KEPT = 10_000  # events of one kind that are kept in memory: a long run's flushes must not push out its compilations
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened. `time` is in seconds of `time.perf_counter`; `data` holds plain values only.
 
     `thread` counts the threads that have told something, in the order of their first word.
@@ -27,6 +26,16 @@ class Event:
     time: float
     data: dict[str, Any]
     thread: int = 0
+
+
+@dataclass(slots=True)
+class _Told:
+    """What has been told of one kind: the last events, and what outlives them."""
+
+    events: collections.deque[Event]
+    count: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 class _Threads(threading.local):
@@ -41,16 +50,14 @@ _thread = _Threads()
 
 @dataclass
 class EventLog:
-    """The last events of each kind, sums that survive them, and the sinks that want each event as it happens.
+    """The last events of each kind, counts and sums that survive them, and the sinks that want each as it happens.
 
-    `counts` has each kind, and "kind for reason"; `totals` sums the numbers of the events, as "kind name".
     `detailed` asks the stages for what costs time to find out: the modules and forward lines of ops, time per region.
     """
 
     kept: int = KEPT
-    kinds: dict[str, collections.deque[Event]] = field(default_factory=dict)
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    totals: collections.Counter[str] = field(default_factory=collections.Counter)
+    kinds: dict[str, _Told] = field(default_factory=dict)
+    counters: collections.Counter[str] = field(default_factory=collections.Counter)
     sinks: list[Callable[[Event], None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     detailed: bool = False
@@ -59,22 +66,42 @@ class EventLog:
         """Append an event and count it."""
         event = Event(kind, time.perf_counter(), data, _thread.number)
         with self.lock:
-            events = self.kinds.get(kind)
-            if events is None:
-                events = self.kinds[kind] = collections.deque(maxlen=self.kept)
-            events.append(event)
-            self.counts[kind] += 1
+            told = self.kinds.get(kind)
+            if told is None:
+                told = self.kinds[kind] = _Told(collections.deque(maxlen=self.kept))
+            told.events.append(event)
+            told.count += 1
+            sums = told.sums
             for name, value in data.items():
-                if name == "reason":
-                    self.counts[f"{kind} for {value}"] += 1
-                elif type(value) in (int, float):
-                    self.totals[f"{kind} {name}"] += value
+                if type(value) is float or type(value) is int:
+                    sums[name] = sums.get(name, 0) + value
+                elif name == "reason":
+                    told.reasons[value] = told.reasons.get(value, 0) + 1
         for sink in self.sinks:
             sink(event)
 
     def count(self, what: str, by: int = 1) -> None:
         """Add to a counter without keeping an event: for what happens once per op."""
-        self.counts[what] += by
+        self.counters[what] += by
+
+    @property
+    def counts(self) -> collections.Counter[str]:
+        """How often each kind was told, "kind for reason", and what `count` has counted."""
+        with self.lock:
+            out = self.counters.copy()
+            for kind, told in self.kinds.items():
+                out[kind] += told.count
+                for reason, n in told.reasons.items():
+                    out[f"{kind} for {reason}"] += n
+            return out
+
+    @property
+    def totals(self) -> collections.Counter[str]:
+        """The sums of the events' numbers, as "kind name"."""
+        with self.lock:
+            return collections.Counter(
+                {f"{kind} {name}": n for kind, told in self.kinds.items() for name, n in told.sums.items()}
+            )
 
     @property
     def events(self) -> list[Event]:
@@ -84,15 +111,14 @@ class EventLog:
     def of(self, *kinds: str) -> list[Event]:
         """The events of the given kinds that are still kept, in the order in which they happened."""
         with self.lock:
-            found = [e for kind in kinds for e in self.kinds.get(kind, ())]
+            found = [e for kind in kinds if kind in self.kinds for e in self.kinds[kind].events]
         return found if len(kinds) == 1 else sorted(found, key=lambda e: e.time)
 
     def clear(self) -> None:
         """Forget everything: the next report starts here."""
         with self.lock:
             self.kinds.clear()
-            self.counts.clear()
-            self.totals.clear()
+            self.counters.clear()
 
 
 LOG = EventLog()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import pytest
@@ -68,7 +67,7 @@ def test_clear_forgets_events_and_counts_but_no_sink() -> None:
 
 def test_an_event_cannot_be_changed() -> None:
     event = Event("a", 0.0, {})
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         event.kind = "b"  # type: ignore[misc]
 
 
