@@ -9,12 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fused_eager.fusion_rules.geometry import read, reinterpret, write
+from fused_eager.fusion_rules.geometry import apart, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, lower, map_leaves
+from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .plan import Region
-from .stream import Hole, Node, Ref, Use
+from .stream import Hole, Node, Ref, Result, Use
+
+# In-place ops that do not look at what they overwrite.
+OVERWRITERS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
 
 
 class NodeFailed(Exception):
@@ -40,12 +44,15 @@ class Function:
     region: Region
     bounds: bool
     checks: list[tuple[int, Check]] = field(default_factory=list)
+    # The values of the region that each value may be computed from in one loop with it.
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         self.checks.clear()
         *inputs, floats, ints = arrays
         homes: dict[int, jax.Array] = dict(zip(self.region.inputs, inputs, strict=True))
         views: dict[Use, jax.Array] = {}
+        self.sources.clear()
         numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
         source = {float: floats, int: ints}
         for i in self.region.nodes:
@@ -81,7 +88,8 @@ class Function:
         args = [map_leaves(fill, a) for a in node.args]
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
         try:
-            values, checks = lower(node.twin, args, kwargs, tuple(r.spec for r in node.results), self.bounds)
+            with apart(self._reads_apart(node)):
+                values, checks = lower(node.twin, args, kwargs, tuple(r.spec for r in node.results), self.bounds)
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:
@@ -90,7 +98,36 @@ class Function:
         for result, value in zip(node.results, values, strict=True):
             dtype, shape = result.home
             home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
-            homes[result.vid] = write(home, result.geometry, value)
+            with apart(result.base is None or self._writes_apart(node, result)):
+                homes[result.vid] = write(home, result.geometry, value)
+            # A written part is the end of a loop: what reads it later is computed from finished memory.
+            self.sources[result.vid] = self._read_by(node) if result.base is None else frozenset()
+
+    def _read_by(self, node: Node) -> frozenset[int]:
+        return frozenset().union(*({u.vid} | self.sources.get(u.vid, frozenset()) for u in node.uses))
+
+    def _reads_apart(self, node: Node) -> bool:
+        """Whether no operand of a node is computed from another, so that one can be written into the other."""
+        if node.twin is None or rule_for(node.twin) is None:
+            return False  # a decomposition may write into what it reads
+        read = [u.vid for u in node.uses]
+        return len(set(read)) == len(read) and not any(
+            self.sources.get(u, frozenset()) & (set(read) - {u}) for u in read
+        )
+
+    def _writes_apart(self, node: Node, result: Result) -> bool:
+        """Whether what a node writes into a value is not computed from it, or only from the same place."""
+        found = None if node.twin is None else rule_for(node.twin)
+        same = found is not None and found.cls is OpClass.POINTWISE
+        blind = node.op._schema.name in OVERWRITERS
+        for position, use in enumerate(node.uses):
+            if blind and position in node.targets:
+                continue
+            if use.vid == result.base and not (same and use.start is None and use.geometry == result.geometry):
+                return False
+            if result.base in self.sources.get(use.vid, frozenset()):
+                return False
+        return True
 
 
 def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:

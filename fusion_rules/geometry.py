@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -179,6 +182,39 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
     return -out if g.neg else out
 
 
+_APART: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart(known: bool) -> Iterator[None]:
+    """In the body, whether what is written into an array is known not to be computed from that array elsewhere."""
+    token = _APART.set(known)
+    try:
+        yield
+    finally:
+        _APART.reset(token)
+
+
+def overwrite(x: jax.Array, part: jax.Array, starts: Sequence[Any]) -> jax.Array:
+    """`x` with `part` written at `starts`, moved inside where they are not: a `lax.dynamic_update_slice` that is right.
+
+    XLA:CPU fuses the part's computation with the update and then writes in place while it reads (openxla/xla#49176:
+    `x[1:] = x[:-1]` repeats its first row), because a reshape hides from it that both are the same array. So a part
+    that may have been computed from `x` is selected, in one pass over `x`. The barrier keeps a reshape of the result
+    from being moved to the operand; it is gone before anything is fused.
+    """
+    if _APART.get():
+        return lax.optimization_barrier(lax.dynamic_update_slice(x, part, starts))
+    inside = np.ones((), np.bool_)
+    for d, (start, n, m) in enumerate(zip(starts, x.shape, part.shape, strict=True)):
+        if m < n:
+            first = lax.clamp(np.int64(0), jnp.asarray(start, jnp.int64), np.int64(n - m))
+            place = lax.broadcasted_iota(jnp.int64, x.shape, d)
+            inside = inside & (place >= first) & (place < first + m)
+    spread = lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), part, starts)
+    return lax.select(jnp.broadcast_to(inside, x.shape), spread, x)
+
+
 def write(home: jax.Array, g: Geometry, values: Any) -> jax.Array:
     """`home` with the view `g` overwritten by `values` (shape `g.size`). The view must not overlap itself."""
     if 0 in g.size:
@@ -197,7 +233,7 @@ def write(home: jax.Array, g: Geometry, values: Any) -> jax.Array:
         if plan.whole:
             out = box.reshape(-1)
         else:
-            updated = lax.dynamic_update_slice(_flat_to_box(flat, plan), box, plan.starts).reshape(-1)
+            updated = overwrite(_flat_to_box(flat, plan), box, plan.starts).reshape(-1)
             # A view that leaves a ragged tail: what lies behind the box was not part of the reshape.
             out = (
                 updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])

@@ -22,6 +22,7 @@ import torch
 from jax import lax
 
 from .elementwise import NUMBERS, as_array, convert, kind, spread, where
+from .geometry import overwrite
 from .lowering import Context, NoLowering
 from .spec import JAX_DTYPE
 
@@ -161,7 +162,7 @@ def put_at(x: Any, dims: tuple[int, ...], indices: Sequence[Any], position: int,
     if how == "set" and (starts := _one(dims, indices, x.ndim)) is not None:
         # As in a key-value cache: XLA updates in place, in half the time of its scatter (7 us, 15 us).
         box = [1 if d in dims else n for d, n in enumerate(x.shape)]
-        return lax.dynamic_update_slice(x, values.reshape(box), starts)
+        return overwrite(x, values.reshape(box), starts)
     rows, inner = _rows(x.shape, dims, indices, position)
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(rows.ndim, rows.ndim + len(inner))), inserted_window_dims=(0,),

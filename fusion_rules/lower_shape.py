@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from .elementwise import spread
-from .geometry import reinterpret
+from .geometry import overwrite, reinterpret
 from .indexing import INDEX, as_index, iota, opmath, put_at, take_at, zeros
 from .lowering import Context, NoLowering
 from .rule import OpClass, rule
@@ -198,7 +198,7 @@ def _place(base: Any, part: Any, dim: int, start: Any, step: int) -> Any:
     start = lax.clamp(np.int64(0), lax.select(start < 0, start + n, start), np.int64(n))
     if step == 1:
         at = [start if d == dim else np.int64(0) for d in range(base.ndim)]
-        return lax.dynamic_update_slice(base, part, at)
+        return overwrite(base, part, at)
     k = iota(base.shape, dim) - start
     inside = (k >= 0) & (k < m * step) & (lax.rem(k, np.int64(step)) == 0)
     line = lax.clamp(np.int64(0), lax.div(iota((n,), 0) - start, np.int64(step)), np.int64(m - 1))

@@ -208,6 +208,10 @@ VIEWS = """
 {e}.view(torch.int64) if {e}.dtype == torch.float64 else {e}
 torch.view_as_real(torch.complex({f}, {f}))
 torch.complex({f}, {f}).conj().imag
+[{x}, {x}][i % 2]
+[{x}, {x}, {x}][i % 3]
+[{f}, {f}.detach().clone()][i % 2]
+[{f}, {f}][run % 2]
 {x}[i % 2] if {x}.dim() else {x}
 {x}[i % 2:] if {x}.dim() else {x}
 """.strip().splitlines()

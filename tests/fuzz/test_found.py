@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -22,5 +24,73 @@ def test_split_points_that_are_pending(mode: str) -> None:
         y, p = x * 2, points * 2
         return [*torch.tensor_split(y, p), *y.tensor_split(p - 1, dim=0),
                 *y.tensor_split(tensor_indices_or_sections=p - 1, dim=1), *torch.tensor_split(y, 3)]
+
+    check(program, mode)
+
+
+def _shift_columns(x: torch.Tensor) -> None:
+    x[:2, 1:3] = x[:2, :2] * 3
+
+
+def _shift_rows(x: torch.Tensor) -> None:
+    x[1:].copy_(x[:-1] * 2)
+
+
+def _fold(x: torch.Tensor) -> None:
+    x[:2, 1:3].add_(x[:2, :2] + x[:2, :2].t())
+
+
+def _fold_a_product(x: torch.Tensor) -> None:
+    y = x[:2, :2]
+    y.t().mul_(2)
+    x[:2, 1:3].add_(y + 0 * y.t())
+
+
+def _shift_a_step(x: torch.Tensor) -> None:
+    x.view(-1)[2::2] = x.view(-1)[:-2:2] + 1
+
+
+def _backwards(x: torch.Tensor) -> None:
+    x[:-1] = x[1:] * 2
+
+
+def _diagonal(x: torch.Tensor) -> None:
+    x.diagonal().add_(x.t().diagonal(1)[:1] + x[0, :5])
+
+
+# XLA:CPU writes in place while it still reads (openxla/xla#49176).
+@pytest.mark.parametrize(
+    "write", [_shift_columns, _shift_rows, _fold, _fold_a_product, _shift_a_step, _backwards, _diagonal]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("shape", [(5, 8), (40,), (5, 8, 1), (2, 4, 5)], ids=str)
+def test_writing_a_part_that_is_computed_from_another(
+    write: Callable[[torch.Tensor], None], dtype: torch.dtype, shape: tuple[int, ...], mode: str
+) -> None:
+    def program() -> torch.Tensor:
+        x = (torch.arange(1, 41, dtype=dtype) * 2).reshape(shape) + 1
+        write(x.view(5, 8))
+        return x
+
+    check(program, mode)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: torch.slice_scatter(x, x[:, :2] * 3, 1, 1, 3),
+        lambda x: torch.select_scatter(x, x[1] * 3, 0, 2),
+        lambda x: x.index_copy(0, torch.tensor([1, 2, 3]), x[:3] * 2),
+        lambda x: x.index_put((torch.tensor([1, 2, 3]),), x[:3] * 2),
+        lambda x: x.scatter(0, torch.arange(1, 4)[:, None].expand(3, 8), x[:3] * 2),
+        lambda x: x.diagonal_scatter(x[0, :5]),
+    ],
+)
+def test_scattering_a_part_into_what_it_is_computed_from(
+    move: Callable[[torch.Tensor], torch.Tensor], mode: str
+) -> None:
+    def program() -> list[torch.Tensor]:
+        x = torch.arange(1.0, 41.0).reshape(5, 8) * 2
+        return [move(x), move(x.t().contiguous().t()).reshape(4, 10), move(x).reshape(-1)]
 
     check(program, mode)

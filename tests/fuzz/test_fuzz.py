@@ -11,7 +11,9 @@ import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
 from fused_eager import trace
+from tests.streams import events
 
+from . import functions
 from .__main__ import one
 from .differ import Invalid, check, compare, in_double, repaired, run, shrink
 from .generate import Program, generate
@@ -34,6 +36,20 @@ def test_many_programs_agree_with_eager(part: int, mode: str) -> None:
     for seed in range(FRESH + 10_000 + 50 * part, FRESH + 10_000 + 50 * part + 50):
         program, found = one(seed, mode)
         assert not found, f"python -m tests.fuzz --seed {seed} --programs 1\n{found}\n{program and program.source()}"
+
+
+def test_functions_called_with_other_aliasing() -> None:
+    for seed in range(FRESH, FRESH + 12):
+        found = functions.check(functions.make(seed))
+        assert not found, f"python -m tests.fuzz.functions --seed {seed} --functions 1\n{found}"
+
+
+def test_functions_are_followed() -> None:
+    source = "def f(a, b, e, s, out):\n    a = a * s + b\n    return [a.sin()]\n"
+    trial = functions.Trial(source, ((2, 2, True, 0.5),) * 4)
+    with events("compile") as seen:
+        assert not functions.check(trial)
+    assert len(seen) == 1
 
 
 def _program(*lines: str, body: tuple[str, ...] = (), rounds: int = 2) -> Program:
