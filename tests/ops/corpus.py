@@ -294,16 +294,16 @@ def _same(a: Any, b: Any) -> bool:
         return True
 
 
-def first_and_middle(samples: Iterator[SampleInput]) -> list[tuple[int, SampleInput]]:
-    """Two samples: the first is often the plainest, the later ones have the options."""
+def middle(samples: Iterator[SampleInput]) -> list[tuple[int, SampleInput]]:
+    """One sample that stands for the rest: the first is often the plainest, the later ones have the options."""
     found = list(enumerate(samples))
-    return found[:1] + found[1:][len(found) // 2 - 1 :][:1]
+    return found[len(found) // 2 :][:1]
 
 
 def sweep(
     chosen: Iterator[Case], limit: int | None, tally: Tally, told: Callable[[str], None] = print
 ) -> Tally:
-    """Run the samples of the chosen cases: at most `limit` of each; None for two that stand for the rest."""
+    """Run the samples of the chosen cases: at most `limit` of each; None for one that stands for the rest."""
     for case in chosen:
         info = OPS[case.op]
         if excluded(case):
@@ -312,7 +312,7 @@ def sweep(
         tally.counts["cases"] += 1
         torch.manual_seed(0)
         samples = info.sample_inputs("cpu", case.dtype, requires_grad=case.grad)
-        for i, sample in first_and_middle(samples) if limit is None else itertools.islice(enumerate(samples), limit):
+        for i, sample in middle(samples) if limit is None else itertools.islice(enumerate(samples), limit):
             tally.counts["samples"] += 1
             text = check(case, sample, info)
             if text in ("refused", "ill-conditioned"):
