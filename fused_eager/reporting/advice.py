@@ -49,6 +49,7 @@ def advise(facts: Facts) -> list[Advice]:
 
 # ---- waits -------------------------------------------------------------------------------------------------------
 
+_RANDOM = "draws random numbers"
 _WAITS = ("sync.value", "sync.memory", "sync.shape", "sync.thread", "sync.call", "sync.fork")
 KEEP = "keep the tensors (`.detach()`) in a list and read them once after the loop, or read only every 100th step"
 
@@ -103,22 +104,31 @@ WAITS: tuple[Wait, ...] = (
     Wait("value", lambda detail, source: True, "this line waits for a value", KEEP),
 )
 
+DRAW = Wait(
+    "random",
+    lambda detail, source: _RANDOM in detail,
+    "drawing from a distribution that was computed waits for it",
+    "draw uniform numbers (torch.rand) before the loop, and compare them with the computed probabilities inside",
+)
+
 
 def _waits(facts: Facts) -> Iterator[Advice]:
     by_site: dict[str, list[Sync]] = {}
     for sync in facts.syncs:
-        if sync.reason in _WAITS:
+        if sync.reason in _WAITS or _RANDOM in sync.detail:
             by_site.setdefault(sync.site, []).append(sync)
     for site, syncs in by_site.items():
         count = max(s.count for s in syncs)
         waited = sum(s.waited for s in syncs)
-        often = count >= 3 and count >= OFTEN * facts.steps
-        if not (often or (count >= 3 and waited > NOTABLE * facts.seconds)):
+        rounds = max(s.rounds for s in syncs)
+        if rounds < 3 or (rounds < OFTEN * facts.steps and waited < NOTABLE * facts.seconds):
             continue
         source = statement(site)
         worst = max(syncs, key=lambda s: s.waited)
         if worst.reason == "sync.shape":
             row = next(w for w in WAITS if w.kind == "shape")
+        elif _RANDOM in worst.detail:
+            row = DRAW
         elif worst.reason in ("sync.value", "sync.memory"):
             row = next(w for w in WAITS if w.matches(worst.detail, source))
         else:

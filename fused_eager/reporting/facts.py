@@ -34,7 +34,10 @@ class Cut:
 
 @dataclass
 class Sync:
-    """All waits of one reason at one line. `waited` leaves out compiling and launching on the way; `longest` too."""
+    """All waits of one reason at one line. `waited` leaves out compiling and launching on the way; `longest` too.
+
+    `rounds` counts those with work launched since the one before: reading ten values after a loop is one round.
+    """
 
     reason: str
     detail: str
@@ -42,6 +45,8 @@ class Sync:
     count: int = 0
     waited: float = 0.0
     longest: float = 0.0
+    rounds: int = 0
+    seen: int = -1  # flushes at the last wait
 
 
 @dataclass
@@ -263,6 +268,8 @@ class Adder:
         sync.count += 1
         sync.waited += waited
         sync.longest = max(sync.longest, waited)
+        sync.rounds += sync.seen != self.facts.flushes
+        sync.seen = self.facts.flushes
         if d["reason"] == "sync.island":
             for island in self.facts.islands:
                 if d["detail"].startswith(f"{island.op}:") and island.site == d["site"]:

@@ -46,11 +46,12 @@ def test_each_form_of_waiting_has_its_cure(tmp_path: Path, source: str, detail: 
     file.write_text(source + "\n")
     log = loop()
     for _ in range(10):
+        log.flush("cut.optimizer")
         log.sync("sync.memory" if "Tensor." in detail else "sync.value", f"{file}:1", detail=detail)
     found = only(log)
     assert found.kind == kind and found.source == source
     assert found.cure == next(w.cure for w in WAITS if f"wait.{w.kind}" == kind)
-    assert found.seconds == pytest.approx(0.01) and "10 waits, 1 per step" in found.evidence
+    assert found.seconds == pytest.approx(0.01) and "10 waits, 0.5 per step" in found.evidence
 
 
 def test_rare_and_short_waits_are_none() -> None:
@@ -63,14 +64,31 @@ def test_rare_and_short_waits_are_none() -> None:
 def test_rare_and_long_waits_are_some() -> None:
     log = loop(100)
     for _ in range(3):
+        log.flush("cut.optimizer")
         log.at += 0.1
         log.sync(seconds=0.1)
     assert only(log).kind == "wait.value"
 
 
+def test_reading_values_after_the_loop_is_what_one_should_do() -> None:
+    log = loop()
+    for _ in range(10):
+        log.sync(seconds=1e-6)
+    assert log.report.advice == ()
+
+
+def test_drawing_from_a_computed_distribution() -> None:
+    log = loop()
+    for _ in range(10):
+        log.flush("sync.island")
+        log.sync("sync.island", detail="aten.multinomial.default draws random numbers")
+    assert only(log).kind == "wait.random" and "torch.rand" in only(log).cure
+
+
 def test_what_costs_most_comes_first() -> None:
     log = loop()
     for _ in range(10):
+        log.flush("cut.optimizer")
         log.sync(site="a.py:1", seconds=0.001)
         log.sync(site="a.py:2", seconds=0.009)
     assert [a.site for a in log.report.advice] == ["a.py:2", "a.py:1"]
