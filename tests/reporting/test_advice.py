@@ -179,6 +179,7 @@ def test_a_failed_compilation_is_told_with_xlas_words() -> None:
 def test_a_wrong_result_comes_before_all_else() -> None:
     log = loop()
     for _ in range(10):
+        log.flush("cut.optimizer")
         log.sync(seconds=5.0)
     log.tell("mismatch", op="aten.foo.default", site="a.py:9", difference="1 of 3 differ", alone=True, script="x.py")
     report = log.report
