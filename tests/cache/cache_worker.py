@@ -11,7 +11,7 @@ import cache_alone
 
 cache_alone.install()
 
-from fused_eager.cache import Entry, Key, Lead, open_cache  # noqa: E402
+from fused_eager.cache import Cache, Entry, Key, Lead, Tier, open_cache  # noqa: E402
 from fused_eager.cache.local import LocalStore  # noqa: E402
 from fused_eager.cache.store import blob_name  # noqa: E402
 
@@ -29,6 +29,23 @@ def churn(root: str, bound: str, seed: str, rounds: str) -> None:
             got = store.get(stat.name, 1 << 20)
             assert got is None or blob_name(got) == stat.name
     print("ok")
+
+
+def busy(root: str, bound: str, seed: str, deadline: str) -> None:
+    """Publishes and looks up entries until then; prints how many rounds. Raises if one is ever wrong."""
+    rng = random.Random(int(seed))
+    cache = Cache([Tier(LocalStore(root, max_bytes=int(bound), lock_wait_s=30.0))])
+    rounds = 0
+    while time.time() < float(deadline):
+        key = Key({"n": rng.randrange(400)})
+        blobs = {"executable": key.digest.encode() * 200, "noise": random.Random(key.digest).randbytes(4000)}
+        found = cache.lookup(key)
+        if isinstance(found, Entry):
+            assert found.blobs == blobs
+        elif cache.publish(key, blobs).refused:
+            raise RuntimeError(cache.stats())
+        rounds += 1
+    print(rounds)
 
 
 def make(urls: str, local: str, keys: str, seconds: str, ttl: str, log: str, count: str) -> None:
@@ -53,4 +70,4 @@ def make(urls: str, local: str, keys: str, seconds: str, ttl: str, log: str, cou
 
 
 if __name__ == "__main__":
-    {"churn": churn, "make": make}[sys.argv[1]](*sys.argv[2:])
+    {"busy": busy, "churn": churn, "make": make}[sys.argv[1]](*sys.argv[2:])
