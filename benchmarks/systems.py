@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -43,6 +45,14 @@ def _mode(name: str) -> Callable[[], AbstractContextManager[Any]]:
     return enter
 
 
+def _reported() -> AbstractContextManager[Any]:
+    from fused_eager import fused_eager
+
+    # One file per process, outside of the tree; what it holds is not looked at, only what writing it costs.
+    path = os.path.join(tempfile.gettempdir(), f"fused_eager_benchmark_{os.getpid()}.jsonl")
+    return fused_eager(mode="fused", report=path)
+
+
 def _sync() -> None:
     from fused_eager import sync
 
@@ -77,6 +87,13 @@ SYSTEMS: dict[str, System] = {
         _ours("fused", 'fused_eager(mode="fused")'),
         _ours("strict", 'fused_eager(mode="strict")'),
         _ours("debug", 'fused_eager(mode="debug")'),
+        System(
+            "reported",
+            "fused, with the event log written to a file",
+            _reported,
+            _sync,
+            compilations=_regions_compiled,
+        ),
         System(
             "compile",
             "torch.compile (inductor) around the model or the function, which the user has to add",
