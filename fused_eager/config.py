@@ -64,7 +64,7 @@ class Config:
         "measured", "run ops natively between two reads of values where that was measured to be faster (in mode fused)"
     )
     report: str = _row("", "file that the event log is written to as the program runs; empty: none")
-    cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing at all")
+    cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing")
     cache_dir: str = _row("", "folder of this host's compiled regions; empty: fused_eager in the XDG cache folder")
     cache_bytes: int = _row(8 << 30, "bytes that folder may hold; 0: no folder, only the shared stores", minimum=0)
     cache_keys: str = _row("", "file with the keys that sign and verify entries of shared stores, or env:VARIABLE")

@@ -28,10 +28,11 @@ from .pending import (
 )
 from .stream import DeviceInput, NativeInput, Stream
 from .trace import DEVICE, NATIVE, Step
+from .trap import offset_of
 
 Tensor = torch.Tensor
 MISS = object()  # the op is not the one that came next last time
-_storage_of, _offset = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.storage_offset
+_storage_of, _offset = torch._C.TensorBase.untyped_storage, offset_of
 _default_dtype, _lookup = torch.get_default_dtype, TABLE.get
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,7 +100,7 @@ class Node:
         results: tuple[Result, ...],
         targets: tuple[int, ...],
         signature: Hashable,
-        place: tuple[CodeType, int] | None,
+        place: tuple[Any, ...] | None,
     ):
         self.number = number  # stands for `op` where only equality counts
         self.op = op

@@ -147,7 +147,8 @@ def _example(x: Any) -> Any:
 def common(a: Any, b: Any) -> tuple[Any, Any]:
     """Two operands, arrays or numbers, in the dtype to which torch promotes them."""
     dtype = JAX_DTYPE[torch.result_type(_example(a), _example(b))]
-    return tuple(np.asarray(x).astype(dtype) if isinstance(x, NUMBERS) else x.astype(dtype) for x in (a, b))
+    first, second = (np.asarray(x).astype(dtype) if isinstance(x, NUMBERS) else x.astype(dtype) for x in (a, b))
+    return first, second
 
 
 def _searched(sequence: Any, values: Any, right: bool) -> Any:

@@ -127,7 +127,7 @@ def conform(op: str, results: Any, out: tuple[Spec, ...]) -> tuple[jax.Array, ..
     Raises:
         LoweringError: the number or a shape differs from what torch promises; nothing is broadcast silently.
     """
-    flat = [r for r in leaves(results)] if isinstance(results, (list, tuple)) else [results]
+    flat = list(leaves(results)) if isinstance(results, (list, tuple)) else [results]
     if len(flat) != len(out):
         raise LoweringError(f"the lowering of {op} returned {len(flat)} results, torch has {len(out)}")
     done = []

@@ -20,7 +20,7 @@ GAPS: dict[str, str] = {
     "higher_order_cond": "torch.cond compiles its branches, and dynamo meets our frames",
     "flex_attention": "flex_attention compiles itself, and dynamo meets our frames",
     "sparse_values_written": "values of a sparse tensor written through a view are not settled before ATen reads them",
-    "test_of_many_threads_one_swaps[fsspec-file]": "a directory behind fsspec has no compare-and-set; two of many may win",
+    "test_of_many_threads_one_swaps[fsspec-file]": "a directory behind fsspec has no compare-and-set: two may win",
     "test_values_that_are_not_finite_raise": "a check of the linear algebra rows in progress",
     "test_contexts_in_several_threads_at_once": "a loss differs in its last place between threads; cause not found",
 }

@@ -26,7 +26,9 @@ def to_jax(t: torch.Tensor) -> jax.Array:
     """A JAX array with the values of a tensor, dtype kept."""
     t = t.detach().resolve_conj().resolve_neg().contiguous()
     if t.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        return jax.numpy.asarray(t.view(torch.int16 if t.itemsize == 2 else torch.uint8).numpy().view(JAX_DTYPE[t.dtype]))
+        return jax.numpy.asarray(
+            t.view(torch.int16 if t.itemsize == 2 else torch.uint8).numpy().view(JAX_DTYPE[t.dtype])
+        )
     return jax.numpy.asarray(t.numpy())
 
 
@@ -35,8 +37,13 @@ def to_torch(a: jax.Array, like: torch.Tensor) -> torch.Tensor:
     n = np.asarray(a)
     if like.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         raw = torch.int16 if like.itemsize == 2 else torch.uint8
-        return torch.from_numpy(np.ascontiguousarray(n).view(np.int16 if like.itemsize == 2 else np.uint8).copy()).view(
-            like.dtype).reshape(like.shape) if raw else like
+        return (
+            torch.from_numpy(np.ascontiguousarray(n).view(np.int16 if like.itemsize == 2 else np.uint8).copy())
+            .view(like.dtype)
+            .reshape(like.shape)
+            if raw
+            else like
+        )
     return torch.from_numpy(np.array(n, copy=True)).reshape(like.shape)
 
 
@@ -52,14 +59,14 @@ class LoweringCheck(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.is_view or SEEDED in func.tags or any(
-            a.name == "out" or a.is_out for a in func._schema.arguments
-        ):
+        if func.is_view or SEEDED in func.tags or any(a.name == "out" or a.is_out for a in func._schema.arguments):
             return func(*args, **kwargs)
         twin = functional_twin(func)
         tensors = [x for x in leaves([args, kwargs]) if isinstance(x, torch.Tensor)]
-        plain = all(type(x).__module__.startswith("torch") and x.layout == torch.strided and x.dtype in JAX_DTYPE
-                    for x in tensors)
+        plain = all(
+            type(x).__module__.startswith("torch") and x.layout == torch.strided and x.dtype in JAX_DTYPE
+            for x in tensors
+        )
         if twin is None or not plain:
             self.missing[str(func)] += 1
             return func(*args, **kwargs)
@@ -71,7 +78,9 @@ class LoweringCheck(TorchDispatchMode):
                 if isinstance(x, torch.Tensor):
                     return to_jax(x)
                 if name in holes and type(x) in (int, float):
-                    return Hoisted(jax.numpy.asarray(x, jax.numpy.float64 if type(x) is float else jax.numpy.int64), type(x))
+                    return Hoisted(
+                        jax.numpy.asarray(x, jax.numpy.float64 if type(x) is float else jax.numpy.int64), type(x)
+                    )
                 return x
 
             return map_leaves(leaf, value)
@@ -87,8 +96,10 @@ class LoweringCheck(TorchDispatchMode):
         try:
             with jax.enable_x64(True):
                 # jit as the runtime does: constant folding and fusion are part of what is checked.
-                flat, tree = jax.tree.flatten([jargs, jkwargs], is_leaf=lambda x: x is None or isinstance(x, torch.dtype))
-                flat = [v for v in flat]
+                flat, tree = jax.tree.flatten(
+                    [jargs, jkwargs], is_leaf=lambda x: x is None or isinstance(x, torch.dtype)
+                )
+                flat = list(flat)
                 arrays = [i for i, v in enumerate(flat) if isinstance(v, jax.Array)]
 
                 def run(*values: Any) -> Any:
@@ -108,10 +119,14 @@ class LoweringCheck(TorchDispatchMode):
         self.checked[str(func)] += 1
         for t, r in zip(targets, results, strict=True):
             try:
-                kw: dict[str, Any] = {} if self.rtol is None or not (t.is_floating_point() or t.is_complex()) else {
-                    "rtol": self.rtol, "atol": self.atol}
-                torch.testing.assert_close(to_torch(r, t), t.detach().resolve_conj().resolve_neg(), equal_nan=True,
-                                           check_stride=False, **kw)
+                kw: dict[str, Any] = (
+                    {}
+                    if self.rtol is None or not (t.is_floating_point() or t.is_complex())
+                    else {"rtol": self.rtol, "atol": self.atol}
+                )
+                torch.testing.assert_close(
+                    to_torch(r, t), t.detach().resolve_conj().resolve_neg(), equal_nan=True, check_stride=False, **kw
+                )
             except AssertionError as error:
                 shown = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in leaves([args, kwargs])]
                 self.problems.append((str(func), f"args {shown}: {str(error)[:400]}"))

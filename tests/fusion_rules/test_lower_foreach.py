@@ -12,9 +12,38 @@ from .edges import assert_agrees
 
 A = torch.ops.aten
 UNARY = [
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
-    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
-    "tan", "tanh", "trunc", "clone", "zero",
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+    "clone",
+    "zero",
 ]
 # Rows of other families, and what ATen itself cannot run.
 ELSEWHERE = {"aten._foreach_powsum.Scalar"}
@@ -28,7 +57,9 @@ def tensors(seed: int = 0, *dtypes: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(name: str) -> None:
-    assert_agrees(getattr(A, f"_foreach_{name}").default, tensors(), atol=1e-6 if name == "lgamma" else 1e-7)  # lgamma has zeros at 1 and 2
+    assert_agrees(
+        getattr(A, f"_foreach_{name}").default, tensors(), atol=1e-6 if name == "lgamma" else 1e-7
+    )  # lgamma has zeros at 1 and 2
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "clamp_max", "clamp_min", "maximum", "minimum", "pow"])
@@ -89,7 +120,10 @@ def test_update_scale(tracker: int, found: float, scale: float) -> None:
 
 def test_every_functional_overload_has_a_row() -> None:
     found = [
-        op for name in dir(A) if name.startswith("_foreach_") for o in getattr(A, name).overloads()
+        op
+        for name in dir(A)
+        if name.startswith("_foreach_")
+        for o in getattr(A, name).overloads()
         if not (op := getattr(getattr(A, name), o))._schema.is_mutable
     ]
     assert {str(op) for op in found if rule_for(op) is None} <= ELSEWHERE

@@ -1,4 +1,4 @@
-"""Unmodified models of Hugging Face transformers, tiny and random: they train to eager's losses and write its tokens."""
+"""Models of Hugging Face transformers, unmodified, tiny and random: they reach eager's losses and write its tokens."""
 
 from __future__ import annotations
 

@@ -42,9 +42,17 @@ class Seen:
 
 def _look(t: torch.Tensor, groups: dict[int, int]) -> Seen:
     looks: dict[str, Any] = {
-        "type": type(t).__name__, "dtype": t.dtype, "shape": tuple(t.shape), "device": t.device, "layout": t.layout,
-        "requires_grad": t.requires_grad, "is_leaf": t.is_leaf, "grad_fn": type(t.grad_fn).__name__,
-        "inference": t.is_inference(), "conj": t.is_conj(), "neg": t.is_neg(),
+        "type": type(t).__name__,
+        "dtype": t.dtype,
+        "shape": tuple(t.shape),
+        "device": t.device,
+        "layout": t.layout,
+        "requires_grad": t.requires_grad,
+        "is_leaf": t.is_leaf,
+        "grad_fn": type(t.grad_fn).__name__,
+        "inference": t.is_inference(),
+        "conj": t.is_conj(),
+        "neg": t.is_neg(),
     }
     if not t.is_inference():
         looks["version"] = t._version
@@ -59,7 +67,9 @@ def _look(t: torch.Tensor, groups: dict[int, int]) -> Seen:
         elif t.layout is torch.strided and not t.is_quantized and type(t) in (torch.Tensor, torch.nn.Parameter):
             # Through Python numbers: an independent reader, and a copy that nothing can change afterwards.
             plain = t.detach().resolve_conj().resolve_neg()
-            if plain.dtype in (torch.bfloat16, torch.float16) or (plain.dtype.itemsize == 1 and plain.is_floating_point()):
+            if plain.dtype in (torch.bfloat16, torch.float16) or (
+                plain.dtype.itemsize == 1 and plain.is_floating_point()
+            ):
                 plain = plain.to(torch.float32)
             values = torch.tensor(plain.tolist(), dtype=plain.dtype).reshape(t.shape)
         else:
@@ -106,7 +116,10 @@ def compare(expected: Any, actual: Any, where: str = "result", versions: bool = 
             different.pop("version", None)
         assert not different, f"{where}: (eager, here) differ in {different}"
         torch.testing.assert_close(
-            actual.values, expected.values, equal_nan=True, msg=lambda m: f"{where}: {m}\n{actual.values}\n{expected.values}",
+            actual.values,
+            expected.values,
+            equal_nan=True,
+            msg=lambda m: f"{where}: {m}\n{actual.values}\n{expected.values}",
             **_tolerance(expected.looks["dtype"]),
         )
     elif isinstance(expected, list):
@@ -138,7 +151,9 @@ def same_error(expected: BaseException | None, actual: BaseException | None) -> 
         return
     assert actual is not None, f"did not raise {type(expected).__name__}: {expected}"
     if type(actual) is not type(expected):
-        raise AssertionError(f"raised {type(actual).__name__}: {actual}\nnot {type(expected).__name__}: {expected}") from actual
+        raise AssertionError(
+            f"raised {type(actual).__name__}: {actual}\nnot {type(expected).__name__}: {expected}"
+        ) from actual
     first = str(expected).splitlines()[0] if str(expected) else ""
     assert first in str(actual), f"said {actual}\nnot {expected}"
 
@@ -154,11 +169,13 @@ def check(program: Program, mode: str, versions: bool = True, **options: Any) ->
         actual = run(program, mode, inside, **options)
         same_error(expected.error, actual.error)
         if expected.error is None:
-            compare(expected.value, actual.value, "result read inside" if inside else "result read afterwards", versions)
+            compare(
+                expected.value, actual.value, "result read inside" if inside else "result read afterwards", versions
+            )
 
 
 def in_process(code: str, seconds: float = 60) -> str:
-    """What a program in a process of its own prints: for what may crash, hang or fork. Fails if it does not end well."""
+    """What a program in a process of its own prints: for what may crash, hang or fork. It has to end well."""
     environ = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -177,4 +194,6 @@ def compilations(at_most: int):  # type: ignore[no-untyped-def]
     before = report().compilations
     yield
     done = report().compilations - before
-    assert done <= at_most, f"{done} regions were compiled, at most {at_most} expected: {report().regions_compiled[-done:]}"
+    assert done <= at_most, (
+        f"{done} regions were compiled, at most {at_most} expected: {report().regions_compiled[-done:]}"
+    )

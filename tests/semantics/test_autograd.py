@@ -259,8 +259,12 @@ def checkpoint_selective() -> Any:
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     x = leaf().view(2, 2).detach().requires_grad_()
-    y = checkpoint(lambda t: torch.mm(t, t).sin(), x, use_reentrant=False,
-                   context_fn=lambda: create_selective_checkpoint_contexts(policy))
+    y = checkpoint(
+        lambda t: torch.mm(t, t).sin(),
+        x,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    )
     y.sum().backward()
     return y, x.grad
 
@@ -705,7 +709,7 @@ def _train(optimizer: Callable[..., torch.optim.Optimizer], schedule: bool) -> A
             sched.step()
         losses.append(loss.detach())
     state = opt.state_dict()["state"]
-    return losses, list(m.parameters()), [{k: v for k, v in s.items()} for s in state.values()]
+    return losses, list(m.parameters()), [dict(s) for s in state.values()]
 
 
 OPTIMIZERS = {

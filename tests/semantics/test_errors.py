@@ -1,4 +1,4 @@
-"""Errors: eager's type and text, at the op's own line where shapes and dtypes tell, at the next sync where values do."""
+"""Errors: eager's type and text, at the op's own line where shapes and dtypes tell, else at the next sync."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_two_failures_in_different_flushes_are_both_told(mode: str) -> None:
         for bad in (9, 8):
             try:
                 results.append(torch.gather(w, 0, idx(bad, bad).view(1, 2)))
-                (w + 1).data_ptr
+                (w + 1).data_ptr()
             except (IndexError, RuntimeError):
                 pass
         for r in results:
@@ -407,7 +407,7 @@ def test_an_island_that_fails_spares_the_others(mode: str) -> None:
             pass
         first = torch.bucketize(a, f(3))
         try:
-            bad = f(2, 2).put_(idx(50), f(1))
+            f(2, 2).put_(idx(50), f(1))
             sync()
         except IndexError:
             pass

@@ -129,7 +129,17 @@ def meta_tensors() -> Any:
         e = torch.ones(2) + 1
         n = nn.LayerNorm(3)
     full = torch.full_like(t, 2.0)
-    return t, t + 1, m.weight.device, m(t), e, n.weight, full, torch.arange(3, device="meta"), m.to_empty(device="cpu").weight.shape
+    return (
+        t,
+        t + 1,
+        m.weight.device,
+        m(t),
+        e,
+        n.weight,
+        full,
+        torch.arange(3, device="meta"),
+        m.to_empty(device="cpu").weight.shape,
+    )
 
 
 @program
@@ -188,8 +198,10 @@ def custom_op_decorated() -> Any:
         return x.sin(), x.cos()
 
     sincos.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
-    sincos.register_autograd(lambda ctx, a, b: (a * ctx.saved_tensors[1] - b * ctx.saved_tensors[0]),
-                             setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*output))
+    sincos.register_autograd(
+        lambda ctx, a, b: a * ctx.saved_tensors[1] - b * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*output),
+    )
     x = torch.ones(3, requires_grad=True)
     a, b = sincos(x * 1)
     (a + b).sum().backward()
@@ -319,7 +331,15 @@ def subclasses_with_torch_function() -> Any:
     g = (torch.ones(3) * 2).as_subclass(Logged)
     h = g.add(1)
     values = h.tolist(), h.numpy().tolist(), repr(h), h.data_ptr() == h.data_ptr()
-    return type(t).__name__, t.tolist(), repr(t), type(t[1:]).__name__, (t + torch.ones(3)).sum().item(), values, list(Logged.seen)
+    return (
+        type(t).__name__,
+        t.tolist(),
+        repr(t),
+        type(t[1:]).__name__,
+        (t + torch.ones(3)).sum().item(),
+        values,
+        list(Logged.seen),
+    )
 
 
 @program
@@ -342,8 +362,18 @@ def sparse_tensors() -> Any:
     v2 = s.coalesce().values()
     v2.add_(1)
     c = (torch.eye(2) * 2).to_sparse_csr()
-    return (s.to_dense(), torch.sparse.mm(s, torch.ones(2, 2) * 2), repr(s), v2, w, (s * 2 + s).to_dense(), c.values(), c @ (torch.ones(2, 2) * 3),
-            repr(c), (torch.eye(3) * 2).to_sparse().mul_(2).to_dense())
+    return (
+        s.to_dense(),
+        torch.sparse.mm(s, torch.ones(2, 2) * 2),
+        repr(s),
+        v2,
+        w,
+        (s * 2 + s).to_dense(),
+        c.values(),
+        c @ (torch.ones(2, 2) * 3),
+        repr(c),
+        (torch.eye(3) * 2).to_sparse().mul_(2).to_dense(),
+    )
 
 
 @program

@@ -148,16 +148,31 @@ def _initialisers() -> Any:
 
 
 def _modules() -> Any:
-    ms = [nn.Linear(3, 4), nn.Conv2d(1, 2, 3), nn.LSTM(2, 3), nn.Embedding(4, 2), nn.TransformerEncoderLayer(4, 2, 8), nn.Bilinear(2, 2, 2)]
+    ms = [
+        nn.Linear(3, 4),
+        nn.Conv2d(1, 2, 3),
+        nn.LSTM(2, 3),
+        nn.Embedding(4, 2),
+        nn.TransformerEncoderLayer(4, 2, 8),
+        nn.Bilinear(2, 2, 2),
+    ]
     return [list(m.parameters()) for m in ms]
 
 
 def _dropouts() -> Any:
     x = torch.ones(2, 4, 6)
     return (
-        F.dropout(x, 0.3), F.dropout(x, 0.5, inplace=True), F.dropout1d(x), F.alpha_dropout(x, 0.2),
-        F.feature_alpha_dropout(x, 0.2), F.dropout2d(x.unsqueeze(0)), F.rrelu(x - 2, training=True),
-        F.dropout(x, 0.0), F.dropout(x, 1.0), F.dropout(x, 0.5, training=False), F.gumbel_softmax(x),
+        F.dropout(x, 0.3),
+        F.dropout(x, 0.5, inplace=True),
+        F.dropout1d(x),
+        F.alpha_dropout(x, 0.2),
+        F.feature_alpha_dropout(x, 0.2),
+        F.dropout2d(x.unsqueeze(0)),
+        F.rrelu(x - 2, training=True),
+        F.dropout(x, 0.0),
+        F.dropout(x, 1.0),
+        F.dropout(x, 0.5, training=False),
+        F.gumbel_softmax(x),
     )
 
 
@@ -171,17 +186,37 @@ def _dropout_backward() -> Any:
 def _many() -> Any:
     q = p()
     return {
-        "rand": torch.rand(3), "randn": torch.randn(3), "randint": torch.randint(0, 100, (5,)), "randperm": torch.randperm(7),
-        "rand_like": torch.rand_like(q), "randn_like": torch.randn_like(q), "randint_like": torch.randint_like(q, 9),
-        "bernoulli": torch.bernoulli(q), "bernoulli p": torch.bernoulli(q, 0.3), "multinomial": torch.multinomial(q, 3),
-        "multinomial with": torch.multinomial(q, 9, replacement=True), "poisson": torch.poisson(q * 10),
-        "normal": torch.normal(q, q), "normal number": torch.normal(q, 2.0), "normal mean": torch.normal(1.0, q),
-        "normal size": torch.normal(0.0, 1.0, (3,)), "binomial": torch.binomial(q * 0 + 5, q), "float64": torch.rand(2, dtype=torch.float64),
-        "half": torch.randn(3, dtype=torch.bfloat16), "complex": torch.randn(2, dtype=torch.complex64), "bool": torch.rand(4) > 0.5,
-        "random_": torch.zeros(3).random_(10), "geometric_": torch.zeros(3).geometric_(0.4), "cauchy_": torch.zeros(3).cauchy_(),
-        "log_normal_": torch.zeros(3).log_normal_(), "uniform int": torch.zeros(3, dtype=torch.int32).random_(5),
-        "dirichlet": torch._sample_dirichlet(q), "gamma": torch._standard_gamma(q), "new": q.new_empty(3).normal_(),
-        "empty_like": torch.empty_like(q).bernoulli_(q), "state": torch.get_rng_state()[-16:].tolist(),
+        "rand": torch.rand(3),
+        "randn": torch.randn(3),
+        "randint": torch.randint(0, 100, (5,)),
+        "randperm": torch.randperm(7),
+        "rand_like": torch.rand_like(q),
+        "randn_like": torch.randn_like(q),
+        "randint_like": torch.randint_like(q, 9),
+        "bernoulli": torch.bernoulli(q),
+        "bernoulli p": torch.bernoulli(q, 0.3),
+        "multinomial": torch.multinomial(q, 3),
+        "multinomial with": torch.multinomial(q, 9, replacement=True),
+        "poisson": torch.poisson(q * 10),
+        "normal": torch.normal(q, q),
+        "normal number": torch.normal(q, 2.0),
+        "normal mean": torch.normal(1.0, q),
+        "normal size": torch.normal(0.0, 1.0, (3,)),
+        "binomial": torch.binomial(q * 0 + 5, q),
+        "float64": torch.rand(2, dtype=torch.float64),
+        "half": torch.randn(3, dtype=torch.bfloat16),
+        "complex": torch.randn(2, dtype=torch.complex64),
+        "bool": torch.rand(4) > 0.5,
+        "random_": torch.zeros(3).random_(10),
+        "geometric_": torch.zeros(3).geometric_(0.4),
+        "cauchy_": torch.zeros(3).cauchy_(),
+        "log_normal_": torch.zeros(3).log_normal_(),
+        "uniform int": torch.zeros(3, dtype=torch.int32).random_(5),
+        "dirichlet": torch._sample_dirichlet(q),
+        "gamma": torch._standard_gamma(q),
+        "new": q.new_empty(3).normal_(),
+        "empty_like": torch.empty_like(q).bernoulli_(q),
+        "state": torch.get_rng_state()[-16:].tolist(),
     }
 
 
@@ -190,8 +225,14 @@ def _distributions() -> Any:
 
     q = p(3)
     return [
-        d.Normal(q, q).sample((2,)), d.Categorical(probs=q).sample((3,)), d.Beta(q, q).rsample(), d.Bernoulli(q).sample(),
-        d.Gamma(q, q).sample(), d.MultivariateNormal(q, torch.eye(3)).sample(), d.Dirichlet(q).sample(), d.Normal(q, q).log_prob(q),
+        d.Normal(q, q).sample((2,)),
+        d.Categorical(probs=q).sample((3,)),
+        d.Beta(q, q).rsample(),
+        d.Bernoulli(q).sample(),
+        d.Gamma(q, q).sample(),
+        d.MultivariateNormal(q, torch.eye(3)).sample(),
+        d.Dirichlet(q).sample(),
+        d.Normal(q, q).log_prob(q),
     ]
 
 
@@ -241,7 +282,10 @@ def _sampler() -> Any:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     name.removeprefix("_"): value
     for name, value in list(globals().items())
-    if name.startswith("_") and not name.startswith("__") and callable(value) and getattr(value, "__module__", "") == __name__
+    if name.startswith("_")
+    and not name.startswith("__")
+    and callable(value)
+    and getattr(value, "__module__", "") == __name__
 }
 
 

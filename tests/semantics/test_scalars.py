@@ -23,31 +23,57 @@ def bits(t: torch.Tensor) -> Any:
 
 def _exact_integers() -> Any:
     x = torch.zeros(3, dtype=torch.int64)
-    return x + (2**40 + 1), x + 2**62, x - 2**63, (x + 3) * (2**61 + 1), x.fill_(2**53 + 1), x // 3, (x - 7) % 4, torch.full((2,), 2**63 - 1)
+    return (
+        x + (2**40 + 1),
+        x + 2**62,
+        x - 2**63,
+        (x + 3) * (2**61 + 1),
+        x.fill_(2**53 + 1),
+        x // 3,
+        (x - 7) % 4,
+        torch.full((2,), 2**63 - 1),
+    )
 
 
 def _exact_floats() -> Any:
     z, d = torch.zeros(3), torch.zeros(3, dtype=torch.float64)
     numbers = (0.1, 1e-300, 1 / 3, math.pi, 2**53 + 1, -1e308, 5e-324, 1 + 2**-52)
-    return [bits(d + v) for v in numbers], [bits(z + v) for v in (0.1, 1 / 3, 16777217, 1e-40, 1e39, 3.4028235677973366e38)]
+    return [bits(d + v) for v in numbers], [
+        bits(z + v) for v in (0.1, 1 / 3, 16777217, 1e-40, 1e39, 3.4028235677973366e38)
+    ]
 
 
 def _signed_zeros_in_turn() -> Any:
     out = []
     for v in (-0.0, 0.0, -0.0, 0.0):
         z = torch.zeros(2)
-        out += [bits(torch.full((2,), v)), bits(z * v), bits(z.fill_(v)), bits(torch.ones(2).mul_(v)), bits(torch.ones(2) * v)]
+        out += [
+            bits(torch.full((2,), v)),
+            bits(z * v),
+            bits(z.fill_(v)),
+            bits(torch.ones(2).mul_(v)),
+            bits(torch.ones(2) * v),
+        ]
     return out
 
 
 def _nan_and_infinity_in_turn() -> Any:
     x = torch.ones(2)
-    return [x + v for v in (float("nan"), float("inf"), -float("inf"), 1.0)], x.clamp(max=float("inf")), x.clamp(min=float("nan"))
+    return (
+        [x + v for v in (float("nan"), float("inf"), -float("inf"), 1.0)],
+        x.clamp(max=float("inf")),
+        x.clamp(min=float("nan")),
+    )
 
 
 def _kinds_in_turn() -> Any:
     out = []
-    for x in (torch.ones(2, dtype=torch.int64), torch.ones(2), torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.uint8)):
+    for x in (
+        torch.ones(2, dtype=torch.int64),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bool),
+        torch.ones(2, dtype=torch.uint8),
+    ):
         out += [x * v for v in (True, 1, 1.0, 1 + 0j, 2, False, 0)]
         out += [torch.full((2,), v) for v in (True, 1, 1.0, 1j)]
         out += [torch.where(x > 0, v, x) for v in (True, 1, 1.0)]
@@ -66,30 +92,73 @@ def _small_dtypes_wrap() -> Any:
 
 def _low_precision() -> Any:
     h, b = torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.bfloat16)
-    return bits(b + 1.00390625), bits(h + 65519), bits(b + 3.3895e38), (h + 1e5), bits(h + 0.1), bits(b + 0.1), bits(b + 1 / 3)
+    return (
+        bits(b + 1.00390625),
+        bits(h + 65519),
+        bits(b + 3.3895e38),
+        (h + 1e5),
+        bits(h + 0.1),
+        bits(b + 0.1),
+        bits(b + 1 / 3),
+    )
 
 
 def _subnormal_numbers() -> Any:
     x, d = torch.full((3,), 1e-40), torch.full((3,), 1e-310, dtype=torch.float64)
     h = torch.full((3,), 1e-7, dtype=torch.float16)
-    return bits(x * 1), bits(x + 0), bits(torch.full((3,), 1e-38) * 0.5), bits(d * 1), bits(h * 1), bits(x.clone()), bits(x.abs()), (x > 0)
+    return (
+        bits(x * 1),
+        bits(x + 0),
+        bits(torch.full((3,), 1e-38) * 0.5),
+        bits(d * 1),
+        bits(h * 1),
+        bits(x.clone()),
+        bits(x.abs()),
+        (x > 0),
+    )
 
 
 def _complex_numbers() -> Any:
     z = torch.ones(2, dtype=torch.complex64)
-    return z * 2j, z + (1 - 0.0j), torch.full((2,), complex(-0.0, 0.0)).real, torch.ones(2) * 1j, torch.ones(2, dtype=torch.float64) + 1j
+    return (
+        z * 2j,
+        z + (1 - 0.0j),
+        torch.full((2,), complex(-0.0, 0.0)).real,
+        torch.ones(2) * 1j,
+        torch.ones(2, dtype=torch.float64) + 1j,
+    )
 
 
 def _zero_dim_tensors_are_weak() -> Any:
     s, d = torch.tensor(2.5, dtype=torch.float64), torch.tensor(3)
     x, i = torch.ones(2), torch.ones(2, dtype=torch.int32)
-    return x * s, i * s, i * d, x * d, s * d, s * x.double(), torch.tensor(True) * i, i.float() + s, x.half() * s, s.view(1) * x
+    return (
+        x * s,
+        i * s,
+        i * d,
+        x * d,
+        s * d,
+        s * x.double(),
+        torch.tensor(True) * i,
+        i.float() + s,
+        x.half() * s,
+        s.view(1) * x,
+    )
 
 
 def _default_dtype_changes() -> Any:
     def some() -> Any:
         a = torch.arange(1, 4)
-        return [a / 2, a.sin(), a * 1.5, torch.full((2,), 1.5), torch.arange(3.0), torch.linspace(0, 1, 3), a.float().sum(), torch.tensor(1.5) * a]
+        return [
+            a / 2,
+            a.sin(),
+            a * 1.5,
+            torch.full((2,), 1.5),
+            torch.arange(3.0),
+            torch.linspace(0, 1, 3),
+            a.float().sum(),
+            torch.tensor(1.5) * a,
+        ]
 
     out = [some()]
     torch.set_default_dtype(torch.float64)
@@ -105,31 +174,72 @@ def _numpy_numbers() -> Any:
     import numpy as np
 
     x = torch.ones(2)
-    return x * np.float64(2.5), x + np.int64(3), x * np.float32(0.1), x.fill_(np.float64(7)), torch.ones(2, dtype=torch.int64) + np.int32(1)
+    return (
+        x * np.float64(2.5),
+        x + np.int64(3),
+        x * np.float32(0.1),
+        x.fill_(np.float64(7)),
+        torch.ones(2, dtype=torch.int64) + np.int32(1),
+    )
 
 
 def _arguments_from_values() -> Any:
     n = torch.tensor(3) * 1
-    return torch.zeros(int(n)), torch.arange(n), torch.zeros(n, 2), torch.ones(6).split(n.item()), torch.ones(5)[:n], torch.ones(5)[n]
+    return (
+        torch.zeros(int(n)),
+        torch.arange(n),
+        torch.zeros(n, 2),
+        torch.ones(6).split(n.item()),
+        torch.ones(5)[:n],
+        torch.ones(5)[n],
+    )
 
 
 def _shapes_from_numbers() -> Any:
-    return [torch.arange(1.0, n + 1.0) for n in range(1, 5)], [torch.arange(n) for n in (3, 5, 3)], [torch.arange(0, 12, s) for s in (1, 2, 5)], [
-        torch.arange(0, 1, s) for s in (0.5, 0.25)], [torch.linspace(0, n, n) for n in (2, 3)], [torch.eye(n) for n in (1, 3)]
+    return (
+        [torch.arange(1.0, n + 1.0) for n in range(1, 5)],
+        [torch.arange(n) for n in (3, 5, 3)],
+        [torch.arange(0, 12, s) for s in (1, 2, 5)],
+        [torch.arange(0, 1, s) for s in (0.5, 0.25)],
+        [torch.linspace(0, n, n) for n in (2, 3)],
+        [torch.eye(n) for n in (1, 3)],
+    )
 
 
 def _alphas_and_values() -> Any:
     x, y = torch.ones(3), torch.arange(3.0)
     out = []
     for a in (0.5, 0.25, 2, -1):
-        out += [x.add(y, alpha=a), x.sub(y, alpha=a), torch.addcmul(x, y, y, value=a), torch.addcdiv(x, y, x, value=a), y.lerp(x, a), y.pow(a),
-                torch.addmm(torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2), beta=a, alpha=a), torch.pow(2, y), torch.rsub(y, a),
-                y.clamp(0, abs(a)), y.masked_fill(y > 1, a), torch.nn.functional.leaky_relu(y - 1, a), torch.nn.functional.elu(y - 1, abs(a)), y.div(a, rounding_mode="floor"),
-                y.remainder(a), y > a, y.fmod(a), torch.nn.functional.threshold(y, a, -a), torch.hypot(y, x * a), torch.nan_to_num(y / 0, a)]
+        out += [
+            x.add(y, alpha=a),
+            x.sub(y, alpha=a),
+            torch.addcmul(x, y, y, value=a),
+            torch.addcdiv(x, y, x, value=a),
+            y.lerp(x, a),
+            y.pow(a),
+            torch.addmm(torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2), beta=a, alpha=a),
+            torch.pow(2, y),
+            torch.rsub(y, a),
+            y.clamp(0, abs(a)),
+            y.masked_fill(y > 1, a),
+            torch.nn.functional.leaky_relu(y - 1, a),
+            torch.nn.functional.elu(y - 1, abs(a)),
+            y.div(a, rounding_mode="floor"),
+            y.remainder(a),
+            y > a,
+            y.fmod(a),
+            torch.nn.functional.threshold(y, a, -a),
+            torch.hypot(y, x * a),
+            torch.nan_to_num(y / 0, a),
+        ]
     return out
 
 
-PROGRAMS = {name.removeprefix("_"): value for name, value in list(globals().items()) if name.startswith("_") and name[1] != "_" and callable(value)}
+PROGRAMS = {
+    name.removeprefix("_"): value
+    for name, value in list(globals().items())
+    if name.startswith("_") and name[1] != "_" and callable(value)
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -203,7 +313,9 @@ def test_a_number_that_changes_does_not_recompile(name: str) -> None:
 def test_the_numbers_of_an_earlier_round_are_not_reused() -> None:
     x = torch.arange(4.0)
     for i in range(5):
-        check(lambda i=i: (x * (i + 0.5) + i, x.add(x, alpha=i), x.clamp(max=i / 2), torch.full((2,), float(i))), "fused")
+        check(
+            lambda i=i: (x * (i + 0.5) + i, x.add(x, alpha=i), x.clamp(max=i / 2), torch.full((2,), float(i))), "fused"
+        )
 
 
 def test_off_is_eager() -> None:

@@ -102,7 +102,9 @@ def as_strided_of_a_view_counts_from_the_storage() -> Any:
 @program
 def as_strided_scatter() -> Any:
     x = base(12)
-    return torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (3, 1), 1), torch.select_scatter(x, torch.tensor(9.0), 0, 3)
+    return torch.as_strided_scatter(x, torch.zeros(2, 2), (2, 2), (3, 1), 1), torch.select_scatter(
+        x, torch.tensor(9.0), 0, 3
+    )
 
 
 @program
@@ -550,16 +552,43 @@ def channels_last() -> Any:
     c = torch.nn.functional.conv2d(x, torch.ones(2, 2, 2, 2))
     z = torch.empty_like(x).copy_(y)
     b = torch.nn.functional.batch_norm(x, torch.zeros(2), torch.ones(2))
-    return x, y, c, z, y.sum(1), torch.nn.functional.max_pool2d(x, 2), b, torch.relu(x.permute(0, 2, 3, 1)), torch.cat([x, y], 1)
+    return (
+        x,
+        y,
+        c,
+        z,
+        y.sum(1),
+        torch.nn.functional.max_pool2d(x, 2),
+        b,
+        torch.relu(x.permute(0, 2, 3, 1)),
+        torch.cat([x, y], 1),
+    )
 
 
 @program
 def strides_of_results() -> Any:
     x = base().view(2, 3, 4)
     t = x.permute(2, 0, 1)
-    return (t + 1, t + x.reshape(4, 2, 3), t.sum(0), t.clone(), t.contiguous(), torch.empty_like(t).zero_(), t.float(),
-            t.double(), torch.zeros_like(t), t.softmax(0), t[:, :, 1:] * 2, t.cumsum(1), t.flip(0), torch.where(t > 3, t, 0.0),
-            x[:, ::2] + 1, x.expand(2, 2, 3, 4) * 2, t.matmul(x.transpose(0, 1)[:1].expand(4, 3, 4)), t.reshape(4, 6))
+    return (
+        t + 1,
+        t + x.reshape(4, 2, 3),
+        t.sum(0),
+        t.clone(),
+        t.contiguous(),
+        torch.empty_like(t).zero_(),
+        t.float(),
+        t.double(),
+        torch.zeros_like(t),
+        t.softmax(0),
+        t[:, :, 1:] * 2,
+        t.cumsum(1),
+        t.flip(0),
+        torch.where(t > 3, t, 0.0),
+        x[:, ::2] + 1,
+        x.expand(2, 2, 3, 4) * 2,
+        t.matmul(x.transpose(0, 1)[:1].expand(4, 3, 4)),
+        t.reshape(4, 6),
+    )
 
 
 @program
@@ -567,8 +596,25 @@ def zero_size() -> Any:
     e = torch.zeros(0, 3)
     e.add_(1)
     x = base(6).view(2, 3)
-    return (e, e.sum(), e.sum(0), e.mean(), torch.cat([e, x]), x[2:], x[2:] + 1, e @ torch.ones(3, 2), e.prod(0), e.t() * 2,
-            torch.ones(2, 0) @ torch.ones(0, 2), e.any(), e.all(), torch.stack([e, e]), e.view(3, 0), e.tolist(), torch.empty(0) + 1)
+    return (
+        e,
+        e.sum(),
+        e.sum(0),
+        e.mean(),
+        torch.cat([e, x]),
+        x[2:],
+        x[2:] + 1,
+        e @ torch.ones(3, 2),
+        e.prod(0),
+        e.t() * 2,
+        torch.ones(2, 0) @ torch.ones(0, 2),
+        e.any(),
+        e.all(),
+        torch.stack([e, e]),
+        e.view(3, 0),
+        e.tolist(),
+        torch.empty(0) + 1,
+    )
 
 
 @program
@@ -602,7 +648,12 @@ def zero_dim() -> Any:
 @program
 def tensor_factory_alias() -> Any:
     x = base(4)
-    return torch.as_tensor(x) is x, x.to(torch.float32) is x, x.contiguous() is x, x.reshape(4).data_ptr() == x.data_ptr()
+    return (
+        torch.as_tensor(x) is x,
+        x.to(torch.float32) is x,
+        x.contiguous() is x,
+        x.reshape(4).data_ptr() == x.data_ptr(),
+    )
 
 
 @program
