@@ -21,9 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Thread(threading.local):
     door: FrontDoor | None = None
     configs: list[Config]
+    writers: list[Any]  # of the event log, one for each of `configs`; None where the one outside writes already
 
     def __init__(self) -> None:
         self.configs = []
+        self.writers = []
 
 
 _thread = _Thread()
@@ -81,12 +83,14 @@ class fused_eager:
     def __enter__(self) -> fused_eager:
         thread = _thread
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        writer = self._writer(thread, config)
         if thread.door is None:
             if config.mode != "off":
                 self._open(config)
         else:
             self._switch(thread.door, config)
         thread.configs.append(config)
+        thread.writers.append(writer)
         return self
 
     def __exit__(
@@ -94,6 +98,16 @@ class fused_eager:
     ) -> None:
         thread = _thread
         thread.configs.pop()
+        writer = thread.writers.pop()
+        try:
+            self._leave(thread, error)
+        finally:
+            if writer is not None:
+                from .reporting.writer import detach
+
+                detach(writer)
+
+    def _leave(self, thread: _Thread, error: BaseException | None) -> None:
         door = thread.door
         if door is None:
             return
@@ -111,6 +125,15 @@ class fused_eager:
         finally:
             if not any(c.mode != "off" for c in thread.configs):
                 self._close(door)
+
+    @staticmethod
+    def _writer(thread: _Thread, config: Config) -> Any:
+        """Who writes this context's event log; None if nobody, or who writes that of the context around it."""
+        if not config.report or config.mode == "off" or any(c.report == config.report for c in thread.configs):
+            return None
+        from .reporting.writer import attach
+
+        return attach(config)
 
     @staticmethod
     def _open(config: Config) -> None:

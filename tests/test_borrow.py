@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from fused_eager.borrow import MAX_DIMS, borrow
 from fused_eager.fusion_rules.spec import JAX_DTYPE
+
+from fused_eager.borrow import MAX_DIMS, borrow
 from fused_eager.run import host_device
 
 

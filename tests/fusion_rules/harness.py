@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from fused_eager.fusion_rules.lowering import Hoisted, NoLowering, leaves, lower, map_leaves
 from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
 from fused_eager.fusion_rules.spec import JAX_DTYPE, spec_of
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SEEDED = torch.Tag.nondeterministic_seeded
 
