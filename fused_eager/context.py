@@ -140,8 +140,11 @@ class fused_eager:
         keeper(config)
         door = FrontDoor(config)
         rules = sys.modules.get("torch._dynamo.trace_rules")
-        if rules is not None:
-            rules.add("fused_eager")  # torch.compile inside a context must not trace the library itself
+        if rules is not None and not hasattr(rules, "_fused_eager_told"):
+            # torch.compile inside a context must not trace the library itself. Once: each time makes torch's list, and
+            # the pattern compiled from it, longer.
+            rules.add("fused_eager")
+            rules._fused_eager_told = True  # type: ignore[attr-defined]
         guards.install()
         door.__enter__()
         _thread.door = door

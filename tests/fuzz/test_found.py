@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from fused_eager import fused_eager
 from tests.semantics.programs import MODES, check
 
 
@@ -94,3 +96,15 @@ def test_scattering_a_part_into_what_it_is_computed_from(
         return [move(x), move(x.t().contiguous().t()).reshape(4, 10), move(x).reshape(-1)]
 
     check(program, mode)
+
+
+def test_entering_a_context_leaves_nothing_behind_in_dynamo() -> None:
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    with fused_eager():
+        pass
+    pattern = rules.SKIP_DIRS_RE.pattern
+    for _ in range(5):
+        with fused_eager():
+            pass
+    assert rules.SKIP_DIRS_RE.pattern == pattern
+    assert "fused_eager" in pattern
