@@ -39,7 +39,7 @@ class Keeper:
     def __init__(self, config: Config):
         self.salt = config.cache_salt
         self.wait = config.cache_wait
-        self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: other ops may be the same computation
+        self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
         self._followed = threading.local()
         self.cache: Cache = store.open_cache(
             config.cache,

@@ -1,7 +1,7 @@
 """Canonical regions: a region as plain values, and a region again out of plain values.
 
 The second level of a key. `to_parts` says everything that lowering looks at and nothing else: positions instead of
-value numbers, kinds of hoisted numbers instead of numbers, the functional overload instead of the one that was called.
+value numbers, kinds of hoisted numbers instead of numbers.
 `to_region` is its inverse, which proves that nothing is missing: what comes out can be compiled again anywhere.
 """
 
@@ -39,11 +39,14 @@ def to_parts(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -
         node = nodes[i]
         path = f"region.nodes[{p}]"
         form: Parts = {
-            "op": _op_name(node, path),
+            "op": _twin_name(node, path),
             "reads": [_read(use, local) for use in node.uses],
             "args": [_leaf(a, f"{path}.args") for a in node.args],
         }
         outs = {a.name for a in node.op._schema.arguments if a.is_out}
+        if node.op is not node.twin:
+            # What an op writes decides whether XLA may write in place.
+            form["called"], form["targets"] = str(node.op), list(node.targets)
         named = {k: _leaf(v, f"{path}.{k}") for k, v in sorted(node.kwargs.items()) if k not in outs}
         if named:
             form["kwargs"] = named
@@ -80,11 +83,13 @@ def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, H
                 result = _to_result(made, len(homes))
                 results.append(result)
                 homes[result.vid] = result.home
-            op = _to_op(form["op"])
+            twin = _to_op(form["op"])
+            op, targets = _to_op(form.get("called", form["op"])), tuple(form.get("targets", ()))
             args = [_to_leaf(a) for a in form["args"]]
             kwargs = {k: _to_leaf(v) for k, v in form.get("kwargs", {}).items()}
             scalars = [_KINDS[name](0) for name in form.get("scalars", ())]
-            nodes.append(Node(-1, op, op, args, kwargs, uses, scalars, tuple(results), (), (-1, len(nodes)), None))
+            same = (-1, len(nodes))  # no signature of a recorded call
+            nodes.append(Node(-1, op, twin, args, kwargs, uses, scalars, tuple(results), targets, same, None))
         outputs, donated = tuple(parts["outputs"]), tuple(parts["donated"])
         region = Region(tuple(range(len(nodes))), inputs, outputs, donated, "xla", Reason("cut.exit"))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -95,7 +100,7 @@ def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, H
 # ---- ops and their arguments -------------------------------------------------------------------------------------
 
 
-def _op_name(node: Node, path: str) -> str:
+def _twin_name(node: Node, path: str) -> str:
     if node.twin is None:
         raise Unencodable(path, f"{node.op} has no functional overload")
     rule = rule_for(node.twin)

@@ -133,16 +133,6 @@ def test_another_salt_is_another_cache(tmp_path: Path) -> None:
     assert "compile" not in run(small, tmp_path, cache_salt="b")[1]
 
 
-def test_one_computation_by_other_ops_is_compiled_once(tmp_path: Path) -> None:
-    a, b = torch.linspace(-1, 1, 33), torch.linspace(-1, 1, 33)
-
-    def both() -> list[Any]:
-        return [(a * 2).relu().tolist(), (b * 2).relu_().tolist()]
-
-    (first, second), kinds = run(both, tmp_path)
-    assert first == second and kinds.count("compile") == 1
-
-
 def test_a_store_s_threads_do_not_cut_the_program_s_stream(tmp_path: Path) -> None:
     """Shared stores are written by threads that start threads; a thread of the program's own settles everything."""
     from fused_eager.quiet import inside, unobserved

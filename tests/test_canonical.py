@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from fused_eager.fusion_rules.rule import RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_eager import canonical, executable, fused_eager
+from fused_eager import canonical, executable, fused_eager, lower
 from fused_eager.buffers import Home
 from fused_eager.canonical import to_parts, to_region
 from fused_eager.compile import build
-from fused_eager.load import _homes
+from fused_eager.load import homes_of_values
 from fused_eager.plan import Region, make_plan
 from fused_eager.run import as_array
 from fused_eager.stream import Node, Ref
@@ -42,7 +43,7 @@ def recorded(
         by_storage = {b.cdata: b.vid for b in stream.pending.values()}
         alive = frozenset(by_storage[t.untyped_storage.__wrapped__(t)._cdata] for t in tensors)
         donatable = frozenset(i.vid for i in stream.inputs) if donate else frozenset()
-        nodes, homes = list(stream.nodes), _homes(stream)
+        nodes, homes = list(stream.nodes), homes_of_values(stream)
         (region,) = make_plan(nodes, alive, donatable, homes, {}, 10_000, END).regions
         del out, seen, tensors
     return nodes, region, homes
@@ -104,18 +105,14 @@ def fill(home: Home, seed: int) -> torch.Tensor:
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
-# Its functional form is the same computation.
-OTHERS = {name: program for name, program in DIFFERENT.items() if name != "in place"}
-
-
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_another_computation_has_other_parts(name: str) -> None:
-    assert digest(OTHERS[name]) != digest(BASE)
+    assert digest(DIFFERENT[name]) != digest(BASE)
 
 
 def test_all_the_programs_differ() -> None:
-    found = {digest(p) for p in [*PROGRAMS.values(), *OTHERS.values()]}
-    assert len(found) == len(PROGRAMS) + len(OTHERS)
+    found = {digest(p) for p in [*PROGRAMS.values(), *DIFFERENT.values()]}
+    assert len(found) == len(PROGRAMS) + len(DIFFERENT)
 
 
 def test_numbers_are_not_in_the_parts_but_their_kinds_are() -> None:
@@ -129,8 +126,20 @@ def test_numbers_that_are_part_of_the_computation_go_by_their_bits() -> None:
     assert len(found) == 3
 
 
-def test_in_place_and_functional_forms_are_one_computation() -> None:
-    assert digest(lambda: (x() * 2).relu_()) == digest(lambda: (x() * 2).relu())
+def test_what_an_op_overwrites_is_in_the_parts() -> None:
+    """Lowering decides by it whether XLA may write in place."""
+    for name in ("in place", "write through a view", "out="):
+        nodes, region, homes = recorded(PROGRAMS[name])
+        again, _, _ = to_region(to_parts(nodes, region, homes))
+        chosen = [nodes[i] for i in region.nodes]
+        before, after = ([(n.op, n.twin, n.targets) for n in some] for some in (chosen, again))
+        assert before == after and any(targets for _, _, targets in after)
+
+
+def test_lowering_looks_at_nothing_of_a_node_that_is_not_in_the_parts() -> None:
+    """Whoever makes it look at more has to add that to `to_parts` and to `to_region`."""
+    looked_at = set(re.findall(r"\bnode\.(\w+)", Path(lower.__file__).read_text()))
+    assert looked_at <= {"op", "twin", "args", "kwargs", "uses", "scalars", "results", "targets"}
 
 
 def test_what_lives_and_what_is_given_away_is_in_the_parts() -> None:

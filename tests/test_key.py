@@ -10,7 +10,7 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.key import identity
-from fused_eager.load import _homes
+from fused_eager.load import homes_of_values
 from fused_eager.plan import make_plan
 from tests.streams import END, HOME, node, open_stream
 
@@ -30,7 +30,7 @@ def key_of(
         by_storage = {b.cdata: b.vid for b in stream.pending.values()}
         alive = frozenset(by_storage[t.untyped_storage.__wrapped__(t)._cdata] for t in tensors)
         donatable = frozenset(i.vid for i in stream.inputs) if donate else frozenset()
-        homes = _homes(stream)
+        homes = homes_of_values(stream)
         plan = make_plan(stream.nodes, alive, donatable, homes, {}, 10_000, END)
         (region,) = plan.regions
         found = identity(stream.nodes, region, homes, flags)

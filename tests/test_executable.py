@@ -1,0 +1,96 @@
+"""Executables: called past JAX's checks they return the same, and as bytes they come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from fused_eager import executable
+from fused_eager.executable import Executable, Failure, NotPortable, RunCheck, Unloadable, direct, from_blobs, to_blobs
+
+OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]
+
+
+def function(x: jax.Array, n: jax.Array) -> Any:
+    return [x * 2, x.sum(1) > 0, x.max().astype(jnp.bfloat16)], jnp.stack([jnp.stack([n[0], n[0] + 1])] * 2)
+
+
+def made(donated: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    with jax.enable_x64(True):
+        specs = [jax.ShapeDtypeStruct((4, 3), "float32"), jax.ShapeDtypeStruct((1,), "int64")]
+        lowered = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*specs)
+        return lowered, lowered.compile()
+
+
+def arguments() -> list[jax.Array]:
+    with jax.enable_x64(True):
+        return [jnp.arange(12, dtype=jnp.float32).reshape(4, 3) - 5, jnp.array([7], dtype=jnp.int64)]
+
+
+def checked(call: Any) -> Executable:
+    return Executable(call, (RunCheck(0, "IndexError", "a"), RunCheck(3, "ValueError", "b {value}")), 1.5, "it")
+
+
+def same(got: Any, expected: Any) -> None:
+    flat = [*got[0], got[1]], [*expected[0], expected[1]]
+    for a, b in zip(*flat, strict=True):
+        assert (a.dtype, a.shape, a.sharding) == (b.dtype, b.shape, b.sharding)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_the_direct_call_returns_what_jax_s_own_does() -> None:
+    _, compiled = made()
+    same(direct(compiled.runtime_executable(), OUTPUTS, 2)(*arguments()), compiled(*arguments()))
+
+
+def test_donated_arguments_are_taken_and_refused_afterwards() -> None:
+    _, compiled = made((0,))
+    call, args = direct(compiled.runtime_executable(), OUTPUTS, 2), arguments()
+    call(*args)
+    assert args[0].is_deleted() and not args[1].is_deleted()
+    with pytest.raises(RuntimeError, match="deleted or donated"):
+        call(*args)
+
+
+def test_arguments_of_other_sizes_are_refused() -> None:
+    call, args = direct(made()[1].runtime_executable(), OUTPUTS, 2), arguments()
+    for wrong in ([args[0][:2], args[1]], args[:1], [*args, args[1]]):
+        with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
+            call(*wrong)
+
+
+def test_bytes_come_back() -> None:
+    lowered, compiled = made((0,))
+    blobs = to_blobs(lowered, compiled, checked(None))
+    again = from_blobs(blobs, OUTPUTS, "it")
+    assert isinstance(again, Executable)
+    assert (again.checks, again.seconds, again.name) == (checked(None).checks, 1.5, "it")
+    args = arguments()
+    same(again.call(*args), compiled(*arguments()))
+    assert args[0].is_deleted()
+
+
+def test_a_failure_comes_back() -> None:
+    failure = Failure(3, "it has no lowering")
+    assert from_blobs(executable.failure_blobs(failure), [], "") == failure
+
+
+def test_python_callbacks_are_not_portable() -> None:
+    shape = jax.ShapeDtypeStruct((2,), "float32")
+    lowered = jax.jit(lambda x: jax.pure_callback(lambda a: a, shape, x)).lower(shape)
+    with pytest.raises(NotPortable, match="callback"):
+        to_blobs(lowered, lowered.compile(), checked(None))
+
+
+@pytest.mark.parametrize("code", [b"", b"nonsense", None])
+def test_what_is_no_machine_code_is_unloadable(code: bytes | None) -> None:
+    lowered, compiled = made()
+    blobs = to_blobs(lowered, compiled, checked(None))
+    blobs["executable"] = blobs["executable"][: len(blobs["executable"]) // 2] if code is None else code
+    with pytest.raises(Unloadable):
+        from_blobs(blobs, OUTPUTS, "")
