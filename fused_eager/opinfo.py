@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.decompose import decomposition_of
-from fused_eager.fusion_rules.rule import functional_twin, hoisted_names, rule_for
+from fused_eager.fusion_rules.rule import OpClass, functional_twin, hoisted_names, rule_for
 
 
 class Kind(Enum):
@@ -37,6 +37,7 @@ class OpInfo:
     hoisted: frozenset[int]
     written: tuple[int, ...]
     island: str  # why XLA cannot run it; "" if it can
+    scattered: bool = False  # it fills an `out=` from other places of its operands than it writes
 
 
 # Ops that write arguments although their schema does not say so: (argument names), when the named flag is true.
@@ -117,6 +118,11 @@ def _kind(op: OpOverload) -> Kind:
     return Kind.COMPUTE
 
 
+def _is_pointwise(op: OpOverload) -> bool:
+    rule = rule_for(op)
+    return torch.Tag.pointwise in op.tags or (rule is not None and rule.cls is OpClass.POINTWISE)
+
+
 def _read(op: OpOverload) -> OpInfo:
     arguments = op._schema.arguments
     twin = functional_twin(op)
@@ -139,4 +145,5 @@ def _read(op: OpOverload) -> OpInfo:
         frozenset(i for i, a in enumerate(arguments) if a.name in hoisted),
         written,
         island,
+        any(a.is_out for a in arguments) and not _is_pointwise(op),
     )

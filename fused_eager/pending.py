@@ -121,14 +121,17 @@ def returned(template: Any, fresh: list[Tensor], tensors: list[Tensor]) -> Any:
     return map_leaves(leave, template)
 
 
-def may_overlap(tensors: list[Tensor], written: tuple[int, ...]) -> bool:
-    """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that."""
+def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool) -> bool:
+    """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that.
+
+    `scattered`: the op reads other places than it writes (`torch.cat([x, y], out=x)`), so the same view counts too.
+    """
     if len(tensors) == 1:
         return False
     storages = [storage_of(t)._cdata for t in tensors]
     for i in written:
         if storages.count(storages[i]) > 1:
-            if len(written) > 1:
+            if len(written) > 1 or scattered:
                 return True  # ATen goes through a list one by one, so each element sees what came before
             t = tensors[i]
             if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):

@@ -125,7 +125,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     written = call.written
     if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
-    if written and may_overlap(tensors, written):
+    if written and may_overlap(tensors, written, info.scattered):
         return native.run_now(stream, info, args, kwargs, "it reads memory that it writes")
     if written and (call.overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
         return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")

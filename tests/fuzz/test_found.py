@@ -108,3 +108,20 @@ def test_entering_a_context_leaves_nothing_behind_in_dynamo() -> None:
             pass
     assert rules.SKIP_DIRS_RE.pattern == pattern
     assert "fused_eager" in pattern
+
+
+def test_an_output_that_is_read_elsewhere_is_refused(mode: str) -> None:
+    def program() -> torch.Tensor:
+        x = torch.ones(4, 6) * 2
+        return torch.cat([torch.ones(0), x], 0, out=x)
+
+    check(program, mode)
+
+
+def test_a_pointwise_output_may_be_an_operand(mode: str) -> None:
+    def program() -> torch.Tensor:
+        x = torch.ones(4, 6) * 2
+        torch.add(x, 1, out=x)
+        return torch.mul(x, x, out=x)
+
+    check(program, mode)
