@@ -43,11 +43,8 @@ class Config:
     """The options of one context. One that exists is valid: a wrong value raises `OptionError` at construction."""
 
     mode: Mode = _row("fused", "how ops run: one at a time and checked, one at a time, in fused regions, or untouched")
-    compile: Literal["blocking", "background"] = _row(
-        "blocking", "wait for the compiler (reproducible bit for bit), or run on ATen until it is done"
-    )
-    random: Literal["native", "fused"] = _row(
-        "native", "the numbers plain eager draws, or faster and different ones drawn inside the regions"
+    compile: Literal["auto", "blocking"] = _row(
+        "auto", "blocking: choose nothing by measured time, so that runs are reproducible bit for bit"
     )
     max_pending: int = _row(4096, "ops that may be pending before they are run without being asked for", minimum=1)
     max_region: int = _row(1024, "ops that one region may hold", minimum=1)
@@ -89,6 +86,11 @@ class Config:
             find(name)
         given: dict[str, Any] = {name: _as_text(value) for name, value in options.items() if value is not None}
         return dataclasses.replace(self, **given) if given else self
+
+    @property
+    def measures(self) -> bool:
+        """Whether stretches of the program may run natively because that was measured to be faster."""
+        return self.mode == "fused" and self.native == "measured" and self.compile != "blocking"
 
     @property
     def validates(self) -> bool:

@@ -80,7 +80,7 @@ class FrontDoor(TorchDispatchMode):
         config = stream.config
         if config.log == "ops":
             _print(info, args, kwargs)
-        if stream.spell.left or (stream.pace.native and mode == "fused"):
+        if stream.spell.left or (stream.pace.native and config.measures):
             return native.run_through(stream, info, args, kwargs)
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
@@ -134,7 +134,7 @@ class FrontDoor(TorchDispatchMode):
                 out = native.read_number(info, args[0], reason)
             else:
                 out = native.run_at_once(stream, info, args, kwargs, reason)
-        if stream.config.native == "measured" and stream.config.mode == "fused":
+        if stream.config.measures:
             if stream.spell.left:
                 stream.pace.restart()
             if stream.pace.passed(place, waits) and stream.pace.native:

@@ -15,8 +15,7 @@ from fused_eager.config import OPTIONS, Config, OptionError, describe, find, par
 # One value of each option that is not its default, as text and as value.
 OTHER: dict[str, tuple[str, Any]] = {
     "mode": ("strict", "strict"),
-    "compile": ("background", "background"),
-    "random": ("fused", "fused"),
+    "compile": ("blocking", "blocking"),
     "max_pending": ("17", 17),
     "max_region": ("1", 1),
     "log": ("plans", "plans"),
@@ -47,7 +46,7 @@ def test_the_examples_cover_every_option() -> None:
 def test_defaults() -> None:
     config = resolve({}, {})
     assert config == Config()
-    assert (config.mode, config.compile, config.random) == ("fused", "blocking", "native")
+    assert config.mode == "fused" and config.compile == "auto" and config.native == "measured"
     assert (config.max_pending, config.max_region, config.check_bounds, config.validate) == (4096, 1024, True, None)
 
 
@@ -92,7 +91,7 @@ def test_what_is_printed_parses_to_the_same_value(name: str) -> None:
     [
         ("mode", "fast", "debug, strict, fused, off"),
         ("mode", "Fused", "debug, strict, fused, off"),
-        ("compile", "later", "blocking, background"),
+        ("compile", "later", "auto, blocking"),
         ("max_pending", "many", "a whole number at least 1"),
         ("max_pending", "0", "a whole number at least 1"),
         ("max_region", "1.5", "a whole number at least 1"),

@@ -130,9 +130,10 @@ def test_changing_ways_changes_no_number(in_turn: list[bool]) -> None:
     assert len(in_turn) >= 10 and any(in_turn)
 
 
-def test_the_option_forbids_it(in_turn: list[bool]) -> None:
+@pytest.mark.parametrize("options", [{"native": "never"}, {"native": "measured", "compile": "blocking"}], ids=str)
+def test_options_forbid_it(in_turn: list[bool], options: dict[str, str]) -> None:
     x = torch.randn(8)
-    with fused_eager(native="never"):
+    with fused_eager(**options):
         for _ in range(6):
             (x * 2).sum().item()
     assert not in_turn
