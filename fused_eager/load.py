@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+from fused_eager.fusion_rules import precision
+
 from . import plan, telling
 from .buffers import Home
 from .caching import keeper
@@ -38,7 +40,7 @@ ISLANDS: dict[int, str] = {}
 def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
     """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
     nodes, config = stream.nodes, stream.config
-    ending = (live, donatable, config.check_bounds, config.max_region)
+    ending = (live, donatable, config.check_bounds, config.max_region, precision.switches())
     # An interrupt may have come between a node and its step.
     known = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)

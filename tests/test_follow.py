@@ -301,3 +301,25 @@ def test_an_interrupt_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatc
         sync()
         torch.testing.assert_close(a, x * 0.5)
         assert chain(x).item() == pytest.approx(((x * 0.5 + 1) * 2)[1:].sum().item(), rel=1e-6)
+
+
+def test_a_switch_of_precision_makes_other_code() -> None:
+    x = torch.randn(8, 8)
+    before = torch.get_float32_matmul_precision()
+    with fused_eager():
+        for level in ("highest", "medium", "highest"):
+            torch.set_float32_matmul_precision(level)
+            try:
+                (x @ x).sum().item()
+            finally:
+                torch.set_float32_matmul_precision(before)
+    endings = [ending for step in _steps(trace.MEMORY.root) for ending in step.ready]
+    assert len({ending[-1] for ending in endings}) > 1
+
+
+def _steps(root: trace.Step) -> Iterator[trace.Step]:
+    waiting = list(root.children.values())
+    while waiting:
+        step = waiting.pop()
+        waiting += step.children.values()
+        yield step
