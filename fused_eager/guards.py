@@ -30,8 +30,8 @@ from .reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether
-    what it reads is not the tensor but its other operands."""
+    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether it
+    reads that of all its operands instead of the first alone."""
 
     owner: Any
     name: str
@@ -49,7 +49,8 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "tolist"),
     Guard(torch.Tensor, "is_pinned"),
     Guard(torch.Tensor, "apply_"),
-    Guard(torch.Tensor, "map_"),
+    Guard(torch.Tensor, "map_", operands=True),
+    Guard(torch.Tensor, "new_tensor", operands=True),
     Guard(torch.Tensor, "map2_"),
     Guard(torch.Tensor, "untyped_storage"),
     Guard(torch.Tensor, "_typed_storage"),
@@ -94,7 +95,7 @@ def _settled(t: Any, guard: Guard) -> None:
 def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for a in leaves([args[1:], kwargs] if guard.operands else args[:1]):
+        for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
@@ -202,8 +203,13 @@ def uninstall() -> None:
 
 
 def _before_fork() -> None:
-    if TABLE:
+    if not TABLE:
+        return
+    try:
         _settle_everything(Reason("sync.fork"))
+    except Exception as error:
+        # Whatever is raised in this hook is printed and forgotten: the parent is told at its next sync.
+        run.BACKLOG.owed.append(error)
 
 
 def _in_child() -> None:

@@ -80,6 +80,10 @@ def protect(storage: torch.UntypedStorage) -> None:
 def settle(args: Any, reason: Reason) -> None:
     """Make all tensors among the arguments native."""
     for t in leaves(args):
+        if isinstance(t, torch.UntypedStorage):  # the source of a `set_`
+            b = TABLE.get(t._cdata)
+            if b is not None:
+                run.settle(b, reason)
         if not isinstance(t, torch.Tensor):
             continue
         if t.is_nested or t.layout is not torch.strided:

@@ -267,7 +267,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
         flush(b.stream, reason)
     for stream in list(STREAMS):
         # Pending reads of this value hold the memory that is about to be opened for writing.
-        if b.cdata in stream.reads:
+        if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
             flush(stream, reason)
     with LOCK:
         if b.error is None and b.array is not None:
@@ -282,13 +282,19 @@ def _settle(b: Buffer, reason: Reason) -> None:
             buffers.bind(b)
 
 
+def _reads_memory(stream: Stream, cdata: int) -> bool:
+    """Whether pending ops of a stream are to read native memory that another stream's value is about to go to."""
+    return any(isinstance(i, NativeInput) and i.storage._cdata == cdata for i in stream.inputs)
+
+
 def settle_all(reason: Reason, only: Stream | None = None) -> None:
     """Bind every buffer that lives, of all streams or without those pending in others than `only`.
 
     Raises:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
-    began, busy = telling.begin(), bool(TABLE)
+    buffers.sweep()  # what is dead is nothing to wait for
+    began, busy = telling.begin(), any(b.error is None for b in TABLE.values())
     errors: list[Exception] = []
 
     def attempt(step: Callable[..., None], *args: Any) -> None:

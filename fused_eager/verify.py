@@ -63,6 +63,7 @@ class Backlog:
     runs: list[Run] = field(default_factory=list)
     launches: deque[Launch] = field(default_factory=deque)
     serial: int = 0
+    owed: list[Exception] = field(default_factory=list)  # failures that could not be told where they were found
 
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""
@@ -86,7 +87,7 @@ def verify() -> None:
         IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
     """
     with LOCK:
-        errors: list[Exception] = []
+        errors, BACKLOG.owed = BACKLOG.owed, []
         for k, run in enumerate(BACKLOG.runs):
             for region, flags, checks in run.flags:
                 failed = np.asarray(flags)
