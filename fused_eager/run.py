@@ -294,7 +294,8 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
     buffers.sweep()  # what is dead is nothing to wait for
-    began, busy = telling.begin(), any(b.error is None for b in TABLE.values())
+    began = telling.begin()
+    busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
     errors: list[Exception] = []
 
     def attempt(step: Callable[..., None], *args: Any) -> None:
