@@ -37,6 +37,11 @@ def trace(processes: Sequence[Process]) -> dict[str, Any]:
                     where = f"{short(lines[0])} to {short(lines[-1])}" if lines else "?"
                     regions[e.data["plan"], index] = f"{r['ops']} ops from {where}"
             events += _of(e, number, offset, regions)
+    # What was under way when the log was opened began before it.
+    early = min([row["ts"] for row in events], default=0)
+    for row in events:
+        if early < 0 and row["ph"] != "M":
+            row["ts"] = round(row["ts"] - early, 3)
     events.sort(key=lambda row: row["ts"])
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
