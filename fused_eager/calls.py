@@ -23,7 +23,7 @@ from .bounded import Bounded
 from .buffers import Home
 from .infer import Unknown, infer, rehearse
 from .opinfo import HIDDEN_WRITES, OpInfo
-from .pattern import INT64, Row, pattern
+from .pattern import INT64, Row, freeze, pattern
 from .stream import Hole, Ref
 
 Tensor = torch.Tensor
@@ -77,18 +77,6 @@ CALLS: Bounded[Hashable, Call | Unknown] = Bounded(65_536)
 _structures = itertools.count()
 
 
-def _freeze(value: Any) -> Hashable:
-    """A structural argument as a key. Floats by their bits: 0.0 and -0.0, 1 and 1.0 and True are different calls."""
-    kind = type(value)
-    if kind is float:
-        return kind, value.hex()
-    if kind is bool:
-        return kind, value
-    if kind is complex:
-        return kind, value.real.hex(), value.imag.hex()
-    return value
-
-
 class Foreign(Exception):
     """An argument that is not an ordinary tensor on the host; the text says what it is."""
 
@@ -111,7 +99,7 @@ def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: li
         for x in a:
             take(x, hoist, key, tensors, scalars)
     else:
-        key.append(a if kind is int or a is None else _freeze(a))
+        key.append(a if kind is int or a is None else freeze(a))
 
 
 def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

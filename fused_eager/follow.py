@@ -32,7 +32,6 @@ from .trap import offset_of
 
 Tensor = torch.Tensor
 MISS = object()  # the op is not the one that came next last time
-_storage_of, _offset = torch._C.TensorBase.untyped_storage, offset_of
 _default_dtype, _lookup = torch.get_default_dtype, TABLE.get
 
 
@@ -41,8 +40,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
 
     A miss leaves everything as it was.
     """
-    at = stream.at
-    step = at.likely if at.depth else stream.guess
+    step = stream.expected()
     if step is None or step.info is not info:
         return MISS
     call, node = step.call, step.node
@@ -62,9 +60,9 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     found: list[Buffer | None] = []
     new = _NewInputs(stream)
     for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
-        storage = _storage_of(t)
+        storage = storage_of(t)
         buffer = _lookup(storage._cdata)
-        offset = _offset(t)
+        offset = offset_of(t)
         if storage.nbytes() != nbytes:
             return MISS
         if buffer is not None and buffer.stream is stream:
@@ -175,7 +173,7 @@ def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) ->
     for k, i in enumerate(written):
         if found[i] is None and (
             step.node.results[fresh + k].base is not None
-            or _offset(tensors[i]) != step.operands[i].offset
+            or offset_of(tensors[i]) != step.operands[i].offset
             or native.must_stay(storage_of(tensors[i]))
         ):
             return False

@@ -62,8 +62,7 @@ class FrontDoor(TorchDispatchMode):
             # A higher-order op, or somebody traces the program: they have to see real tensors and plain ops.
             run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
             return func(*args, **kwargs)
-        at = stream.at
-        step = at.likely if at.depth else stream.guess
+        step = stream.expected()
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
         kind = info.kind
@@ -80,8 +79,10 @@ class FrontDoor(TorchDispatchMode):
         config = stream.config
         if config.log == "ops":
             _print(info, args, kwargs)
-        if stream.spell.left or (stream.pace.native and config.measures):
-            return native.run_through(stream, info, args, kwargs)
+        if stream.spell.left:
+            return native.run_through(stream, info, args, kwargs, "region.unstable")
+        if stream.pace.native and config.measures:
+            return native.run_through(stream, info, args, kwargs, "region.native")
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
         if info.written and info.op._schema.name.startswith("aten::_foreach_"):

@@ -119,10 +119,10 @@ def is_away(args: Any) -> bool:
     return False
 
 
-def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an op as eager would, in a stretch of the program that is native: nothing is recorded."""
+def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], code: str) -> Any:
+    """Run an op as eager would, in a stretch of the program that is native: nothing is recorded. `code` says why."""
     if TABLE or run.BACKLOG.launches:
-        return run_at_once(stream, info, args, kwargs, Reason("region.native"))
+        return run_at_once(stream, info, args, kwargs, Reason(code))
     return info.op(*args, **kwargs)
 
 

@@ -5,8 +5,7 @@ Equal structure means the same memo key as `calls.take` makes, without making on
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -18,8 +17,20 @@ Parameter = torch.nn.Parameter
 INT64 = range(-(2**63), 2**63)  # whole numbers outside stay part of the structure
 
 # How an argument is compared, by the first element of its row in a pattern.
-TENSOR, NUMBER, CONSTANT, FLOAT, SEQUENCE = range(5)
+TENSOR, NUMBER, CONSTANT, EXACT, SEQUENCE = range(5)
 Row = tuple[Any, ...]
+
+
+def freeze(value: Any) -> Hashable:
+    """A structural argument as a key. Floats by their bits: 0.0 and -0.0, 1 and 1.0 and True are different calls."""
+    kind = type(value)
+    if kind is float:
+        return kind, value.hex()
+    if kind is bool:
+        return kind, value
+    if kind is complex:
+        return kind, value.real.hex(), value.imag.hex()
+    return value
 
 
 def pattern(values: Any, views: Iterator[Geometry], hoist: bool) -> tuple[Row, ...]:
@@ -33,12 +44,12 @@ def pattern(values: Any, views: Iterator[Geometry], hoist: bool) -> tuple[Row, .
         elif hoist and (kind is float or (kind is int and a in INT64)):
             rows.append((NUMBER, kind))
         elif kind in (list, tuple):
-            if any(isinstance(x, (Tensor, float, list, tuple)) for x in a) or (hoist and a):
+            if any(isinstance(x, (Tensor, float, complex, list, tuple)) for x in a) or (hoist and a):
                 rows.append((SEQUENCE, len(a), pattern(a, views, hoist)))
             else:
                 rows.append((CONSTANT, kind, a))
-        elif kind is float:
-            rows.append((FLOAT, a, math.copysign(1.0, a)))
+        elif kind is float or kind is complex:
+            rows.append((EXACT, kind, freeze(a)))
         else:
             rows.append((CONSTANT, kind, a))
     return tuple(rows)
@@ -67,6 +78,6 @@ def matches(rows: tuple[Row, ...], values: Any, tensors: list[Tensor], scalars: 
         elif what == SEQUENCE:
             if type(a) not in (list, tuple) or len(a) != row[1] or not matches(row[2], a, tensors, scalars):
                 return False
-        elif type(a) is not float or a != row[1] or math.copysign(1.0, a) != row[2]:
+        elif type(a) is not row[1] or freeze(a) != row[2]:
             return False
     return True

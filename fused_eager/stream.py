@@ -194,6 +194,10 @@ class Stream:
         self.vids += 1
         return vid
 
+    def expected(self) -> Step | None:
+        """The step that came next last time."""
+        return self.at.likely if self.at.depth else self.guess
+
     def went(self, step: Step) -> None:
         """Note in the trace memory that `step` is what came next."""
         self.at.likely = step

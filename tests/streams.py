@@ -13,10 +13,12 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import hotness, opinfo
+from fused_eager import fused_eager, hotness, opinfo
 from fused_eager.buffers import TABLE, Home
 from fused_eager.context import current_door
 from fused_eager.events import LOG, Event
+from fused_eager.load import homes_of_values
+from fused_eager.plan import Region, make_plan
 from fused_eager.reasons import Reason
 from fused_eager.run import flush
 from fused_eager.stream import Node, Ref, Result, Stream, Use
@@ -131,3 +133,24 @@ def collected(ref: Callable[[], object]) -> bool:
     """Whether a weakly referenced object is gone, after a garbage collection."""
     gc.collect()
     return ref() is None
+
+
+Recorded = tuple[list[Node], Region, dict[int, Home]]
+
+
+def recorded(
+    program: Callable[[], Any], donate: bool = False, live: Callable[[Any], Any] = lambda out: out
+) -> Recorded:
+    """The one region of a program; `live` picks the results that are still seen after it."""
+    with fused_eager():
+        out = program()
+        stream = open_stream()
+        seen = live(out)
+        tensors = list(seen) if isinstance(seen, (tuple, list)) else [seen]
+        by_storage = {b.cdata: b.vid for b in stream.pending.values()}
+        alive = frozenset(by_storage[t.untyped_storage.__wrapped__(t)._cdata] for t in tensors)
+        donatable = frozenset(i.vid for i in stream.inputs) if donate else frozenset()
+        nodes, homes = list(stream.nodes), homes_of_values(stream)
+        (region,) = make_plan(nodes, alive, donatable, homes, {}, 10_000, END).regions
+        del out, seen, tensors
+    return nodes, region, homes

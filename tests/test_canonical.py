@@ -17,36 +17,15 @@ from fused_eager.fusion_rules.rule import RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_eager import canonical, executable, fused_eager, lower
+from fused_eager import canonical, executable, lower
 from fused_eager.buffers import Home
 from fused_eager.canonical import to_parts, to_region
 from fused_eager.compile import build
-from fused_eager.load import homes_of_values
-from fused_eager.plan import Region, make_plan
+from fused_eager.plan import Region
 from fused_eager.run import as_array
-from fused_eager.stream import Node, Ref
-from tests.streams import END, HOME, node, open_stream
+from fused_eager.stream import Ref
+from tests.streams import END, HOME, node, recorded
 from tests.test_key import BASE, DIFFERENT, x
-
-Recorded = tuple[list[Node], Region, dict[int, Home]]
-
-
-def recorded(
-    program: Callable[[], Any], donate: bool = False, live: Callable[[Any], Any] = lambda out: out
-) -> Recorded:
-    """The one region of a program; `live` picks the results that are still seen after it."""
-    with fused_eager():
-        out = program()
-        stream = open_stream()
-        seen = live(out)
-        tensors = list(seen) if isinstance(seen, (tuple, list)) else [seen]
-        by_storage = {b.cdata: b.vid for b in stream.pending.values()}
-        alive = frozenset(by_storage[t.untyped_storage.__wrapped__(t)._cdata] for t in tensors)
-        donatable = frozenset(i.vid for i in stream.inputs) if donate else frozenset()
-        nodes, homes = list(stream.nodes), homes_of_values(stream)
-        (region,) = make_plan(nodes, alive, donatable, homes, {}, 10_000, END).regions
-        del out, seen, tensors
-    return nodes, region, homes
 
 
 def digest(program: Callable[[], Any], **how: Any) -> str:

@@ -82,6 +82,13 @@ def test_numbers_are_new_every_time_to_the_bit() -> None:
     rounds(lambda i: torch.full((3,), numbers[i]) * x, len(numbers))
 
 
+def test_structural_numbers_are_compared_to_the_bit() -> None:
+    x = torch.ones(3, dtype=torch.complex64)
+    numbers = [complex(0.0, 0.0), complex(0.0, -0.0), complex(-0.0, 0.0), complex(0.0, 0.0), complex(math.nan, 1.0)]
+    rounds(lambda i: torch.view_as_real(torch.full((3,), numbers[i])) + 0 * torch.view_as_real(x), len(numbers))
+    rounds(lambda i: torch.view_as_real(torch.full_like(x * 1, numbers[i])), len(numbers))
+
+
 def test_kinds_of_numbers_are_different_ops() -> None:
     x = torch.arange(4)
     kinds = [2, 2.0, True, 3, 2.5, 2**70, 1]

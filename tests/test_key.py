@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import fused_eager
 from fused_eager.key import identity
-from fused_eager.load import homes_of_values
 from fused_eager.plan import make_plan
-from tests.streams import END, HOME, node, open_stream
+from tests.streams import END, HOME, node, recorded
 
 
 def key_of(
@@ -22,19 +20,8 @@ def key_of(
     flags: Hashable = True,
 ) -> Hashable:
     """The key of a program that is one region; `live` picks the results that are still seen after it."""
-    with fused_eager():
-        out = program()
-        stream = open_stream()
-        seen = live(out)
-        tensors = list(seen) if isinstance(seen, (tuple, list)) else [seen]
-        by_storage = {b.cdata: b.vid for b in stream.pending.values()}
-        alive = frozenset(by_storage[t.untyped_storage.__wrapped__(t)._cdata] for t in tensors)
-        donatable = frozenset(i.vid for i in stream.inputs) if donate else frozenset()
-        homes = homes_of_values(stream)
-        plan = make_plan(stream.nodes, alive, donatable, homes, {}, 10_000, END)
-        (region,) = plan.regions
-        found = identity(stream.nodes, region, homes, flags)
-        del out, seen, tensors  # nothing lives, so nothing is compiled at the end
+    nodes, region, homes = recorded(program, donate, live)
+    found = identity(nodes, region, homes, flags)
     hash(found)
     return found
 
