@@ -139,12 +139,8 @@ class fused_eager:
     def _open(config: Config) -> None:
         keeper(config)
         door = FrontDoor(config)
-        rules = sys.modules.get("torch._dynamo.trace_rules")
-        if rules is not None and not hasattr(rules, "_fused_eager_told"):
-            # torch.compile inside a context must not trace the library itself. Once: each time makes torch's list, and
-            # the pattern compiled from it, longer.
-            rules.add("fused_eager")
-            rules._fused_eager_told = True  # type: ignore[attr-defined]
+        if "torch._dynamo.trace_rules" in sys.modules:
+            guards.hide_from_dynamo()
         guards.install()
         door.__enter__()
         _thread.door = door

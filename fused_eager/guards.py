@@ -24,7 +24,7 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from . import native, run, telling
 from .buffers import TABLE, storage_of
-from .quiet import adopt, inside
+from .quiet import adopt, inside, without
 from .reasons import Reason
 
 
@@ -73,6 +73,9 @@ PRINTERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
 )
+# Their checks fail under any dispatch mode, torch's own included: they run on finished tensors, natively.
+TRACERS: tuple[str, ...] = ("trace", "trace_module")
+PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
 
 _lock = threading.Lock()
 _users = 0
@@ -99,9 +102,10 @@ def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callabl
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
-        if not printing:
+        door = _door() if printing else None
+        if door is None:
             return original(*args, **kwargs)
-        with torch._C._DisableTorchDispatch():
+        with without(door):
             return original(*args, **kwargs)
 
     return call
@@ -150,6 +154,44 @@ def _before(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return make
 
 
+def hide_from_dynamo() -> None:
+    """Tell torch's compiler not to trace the library itself when it runs inside a context."""
+    from torch._dynamo import trace_rules as rules
+
+    if not hasattr(rules, "_fused_eager_told"):  # once: each time makes torch's list, and the pattern made of it, longer
+        for package in PACKAGES:
+            rules.add(package)
+        rules._fused_eager_told = True  # type: ignore[attr-defined]
+
+
+def _before_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hide_from_dynamo()
+        # Dynamo compiles nothing below a dispatch mode: the function runs as written, which `fullgraph` would refuse.
+        if kwargs.get("fullgraph") and _door() is not None:
+            kwargs["fullgraph"] = False
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _settle_everything(reason)
+            door = _door()
+            if door is None:
+                return original(*args, **kwargs)
+            with without(door):
+                return original(*args, **kwargs)
+
+        return call
+
+    return make
+
+
 def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -160,11 +202,15 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def cut(reason: Reason) -> None:
-    """Flush the calling thread's stream, if it has one in mode fused."""
+def _door() -> Any:
     from .context import current_door
 
-    door = current_door()
+    return current_door()
+
+
+def cut(reason: Reason) -> None:
+    """Flush the calling thread's stream, if it has one in mode fused."""
+    door = _door()
     if door is not None and door.stream.config.mode == "fused":
         door.stream.spell.passed_sync()
         run.flush(door.stream, reason)
@@ -185,6 +231,9 @@ def install() -> None:
             _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=False))
         for guard in PRINTERS:
             _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=True))
+        for name in TRACERS:
+            _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
+        _patch(torch, "compile", _before_compile)
         _patch(torch.autograd, "backward", _after_backward)
         _patch(threading.Thread, "start", _before_start)
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before(Reason("sync.thread", "a pool gets work")))

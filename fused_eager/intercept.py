@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode as _top_mode
 
 from . import native, record, run, site
 from .buffers import LOCK
@@ -21,7 +22,7 @@ from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .reasons import Reason
 from .stream import Stream
 
-_mode_of, _PROXY = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
+_modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True, FakeTensor: False}
 
@@ -49,17 +50,19 @@ class FrontDoor(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        stream = self.stream
+        if _modes_below():
+            return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
             if not _is_plain(kind):
                 return NotImplemented
-        stream = self.stream
         mode = stream.config.mode
         if kwargs is None:
             kwargs = {}
         if mode == "off" or _in_child:
             return func(*args, **kwargs)
-        if not isinstance(func, OpOverload) or _traced():
-            # A higher-order op, or somebody traces the program: they have to see real tensors and plain ops.
+        if not isinstance(func, OpOverload):
+            # A higher-order op calls its branches itself, on finished tensors.
             run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
             return func(*args, **kwargs)
         step = stream.expected()
@@ -147,9 +150,13 @@ class FrontDoor(TorchDispatchMode):
 _in_child = False
 
 
-def _traced() -> bool:
-    """Whether make_fx is recording what runs."""
-    return _mode_of(_PROXY) is not None
+def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
+    if not (_in_child or stream.config.mode == "off"):
+        run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+        why = f"{type(_top_mode()).__name__} is active outside the context and sees each op"
+        LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
+    return func(*args, **kwargs)
 
 
 def enter_child() -> None:

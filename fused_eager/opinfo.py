@@ -57,6 +57,11 @@ ALLOCATORS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "ne
 # Aliases that no schema declares.
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
 
+# They hand out the dense tensors that a sparse one consists of, which have memory of their own.
+SPARSE_PARTS = frozenset(
+    {"_values", "values", "_indices", "indices", "crow_indices", "ccol_indices", "row_indices", "col_indices"}
+)
+
 # Ops that only look at metadata although they take tensors.
 QUERIES = frozenset(
     {
@@ -99,6 +104,8 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.VIEW
     if torch.Tag.inplace_view in tags:
         return Kind.METADATA
+    if packet in SPARSE_PARTS:
+        return Kind.COMPUTE
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     if composite and rule_for(op) is None:
         return Kind.COMPOSITE

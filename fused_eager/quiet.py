@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
 
 _thread = threading.local()
 
@@ -44,3 +44,23 @@ def unobserved() -> Iterator[None]:
                 yield
     finally:
         _thread.depth -= 1
+
+
+@contextmanager
+def without(mode: TorchDispatchMode) -> Iterator[None]:
+    """`mode`, wherever it is on this thread's stack of modes, does not see what the body runs; the others do.
+
+    Not `_DisableTorchDispatch`: torch's printing holds a guard in its frame that restores the thread's dispatch keys when
+    the frame goes. After an exception that is late, and would switch off every later mode of the thread.
+    """
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
+    for other in modes:
+        if other is not mode:
+            _push_mode(other)
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_dispatch_stack():
+            _pop_mode()
+        for each in modes:
+            _push_mode(each)

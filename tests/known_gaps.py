@@ -14,12 +14,6 @@ GAPS: dict[str, str] = {
     "-quantile]": "the range of q is checked with another text than eager's",
     "latest[fused-histc]": "non-finite ranges are found by ATen when the island runs, with another text",
     "result[fused-histc]": "non-finite ranges are found by ATen when the island runs, with another text",
-    "test_recursion_error_is_the_users": "a RecursionError inside ctypes comes out as ArgumentError",
-    "fake_tensors_inside": "FakeTensorMode inside a context meets our pending tensors",
-    "traced_by_jit": "torch.jit.trace inside a context raises",
-    "higher_order_cond": "torch.cond compiles its branches, and dynamo meets our frames",
-    "flex_attention": "flex_attention compiles itself, and dynamo meets our frames",
-    "sparse_values_written": "values of a sparse tensor written through a view are not settled before ATen reads them",
     "test_of_many_threads_one_swaps[fsspec-file]": "a directory behind fsspec has no compare-and-set: two may win",
     "test_values_that_are_not_finite_raise": "a check of the linear algebra rows in progress",
     "test_a_value_made_after_the_thread_started[fused": "a thread in no context meets torch's error at a pending value",
@@ -29,7 +23,6 @@ GAPS: dict[str, str] = {
     "test_program[fused-subnormal_numbers]": "XLA:CPU flushes subnormal numbers to zero",
     "does_not_recompile[power]": "an exponent decides the code of pow, so each new one is compiled",
     "does_not_recompile[roll]": "the shift of roll is part of its code, so each new one is compiled",
-    "test_contexts_in_several_threads_at_once": "a loss differs in its last place between threads; cause not found",
 }
 
 
