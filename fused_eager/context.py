@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import guards, run
+from . import guards, run, threads
 from .caching import keeper
 from .config import Config, resolve
 from .intercept import FrontDoor
 from .reasons import Reason
+from .threads import THREAD, ThreadState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Thread(threading.local):
-    door: FrontDoor | None = None
-    configs: list[Config]
-    writers: list[Any]  # of the event log, one for each of `configs`; None where the one outside writes already
-
-    def __init__(self) -> None:
-        self.configs = []
-        self.writers = []
-
-
-_thread = _Thread()
-
-
-def current_door() -> FrontDoor | None:
-    """The calling thread's open front door."""
-    return _thread.door
-
-
 def current_mode() -> str:
     """The mode of the innermost open context of this thread: "debug", "strict", "fused" or "off"."""
-    return _thread.configs[-1].mode if _thread.configs else "off"
+    return THREAD.configs[-1].mode if THREAD.configs else "off"
 
 
 def sync() -> None:
@@ -47,8 +29,8 @@ def sync() -> None:
     Raises:
         Exception: what a pending op would have raised in eager, with the op and its line in the message.
     """
-    if _thread.door is not None:
-        run.settle_all(Reason("sync.call"), only=_thread.door.stream)
+    if THREAD.door is not None:
+        run.settle_all(Reason("sync.call"), only=THREAD.door.stream)
 
 
 class fused_eager:
@@ -81,13 +63,16 @@ class fused_eager:
         return inside  # type: ignore[return-value]
 
     def __enter__(self) -> fused_eager:
-        thread = _thread
+        thread = THREAD
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
         writer = self._writer(thread, config)
         if thread.door is None:
             if config.mode != "off":
                 self._open(config)
         else:
+            if thread.door.lender is not None and len(thread.configs) == 1:
+                guards.install()
+                threads.keep(thread.door)
             self._switch(thread.door, config)
         thread.configs.append(config)
         thread.writers.append(writer)
@@ -96,7 +81,7 @@ class fused_eager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread = _thread
+        thread = THREAD
         thread.configs.pop()
         writer = thread.writers.pop()
         try:
@@ -107,15 +92,20 @@ class fused_eager:
 
                 detach(writer)
 
-    def _leave(self, thread: _Thread, error: BaseException | None) -> None:
+    def _leave(self, thread: ThreadState, error: BaseException | None) -> None:
         door = thread.door
         if door is None:
             return
         try:
             if thread.configs:
-                self._switch(door, thread.configs[-1])
+                try:
+                    self._switch(door, thread.configs[-1])
+                finally:
+                    if door.lender is not None and len(thread.configs) == 1:
+                        guards.uninstall()
+                        threads.give_back(door)
             else:
-                run.settle_all(Reason("cut.exit"), only=door.stream)
+                threads.close(door)
         except Exception as late:
             if error is None:
                 raise
@@ -127,7 +117,7 @@ class fused_eager:
                 self._close(door)
 
     @staticmethod
-    def _writer(thread: _Thread, config: Config) -> Any:
+    def _writer(thread: ThreadState, config: Config) -> Any:
         """Who writes this context's event log; None if nobody, or who writes that of the context around it."""
         if not config.report or config.mode == "off" or any(c.report == config.report for c in thread.configs):
             return None
@@ -143,11 +133,11 @@ class fused_eager:
             guards.hide_from_dynamo()
         guards.install()
         door.__enter__()
-        _thread.door = door
+        THREAD.door = door
 
     @staticmethod
     def _close(door: FrontDoor) -> None:
-        _thread.door = None
+        THREAD.door = None
         door.__exit__(None, None, None)
         guards.uninstall()
 

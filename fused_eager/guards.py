@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import multiprocessing.pool
 import os
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from . import native, run, telling
 from .buffers import TABLE, storage_of
 from .quiet import adopt, inside, without
 from .reasons import Reason
+from .threads import current_door, in_context_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ PRINTERS: tuple[Guard, ...] = (
 TRACERS: tuple[str, ...] = ("trace", "trace_module")
 PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # what cannot hold a tensor
+
 _lock = threading.Lock()
 _users = 0
 _undo: list[Callable[[], None]] = []
@@ -102,7 +107,7 @@ def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callabl
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
-        door = _door() if printing else None
+        door = current_door() if printing else None
         if door is None:
             return original(*args, **kwargs)
         with without(door):
@@ -134,31 +139,57 @@ def _settle_everything(reason: Reason) -> None:
 def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
         if inside():
             adopt(thread)
-        _settle_everything(Reason("sync.thread", "a thread starts"))
+        elif door is not None:
+            thread.run = functools.partial(in_context_of, door, thread.run)  # type: ignore[method-assign]
+        else:
+            _settle_everything(Reason("sync.thread", "a thread starts"))
         return original(thread, *args, **kwargs)
 
     return start
 
 
-def _before(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            _settle_everything(reason)
-            return original(*args, **kwargs)
+def _before_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def submit(pool: Any, job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        if inside() or door is None:
+            return original(pool, job, *args, **kwargs)
+        return original(pool, in_context_of, door, job, *args, **kwargs)
 
-        return call
+    return submit
 
-    return make
+
+def _finished_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _settle_everything(Reason("sync.thread", "a pool gets work"))
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _before_put(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def put(box: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        # Whoever takes it out may be a thread that was there before the context. What is hidden in an object or a
+        # function cannot be known, so all is finished for those.
+        if not all(isinstance(a, _PLAIN) for a in leaves([item])):
+            _settle_everything(Reason("sync.thread", "an object is put in a queue"))
+        return original(box, item, *args, **kwargs)
+
+    return put
 
 
 def hide_from_dynamo() -> None:
     """Tell torch's compiler not to trace the library itself when it runs inside a context."""
     from torch._dynamo import trace_rules as rules
 
-    if not hasattr(rules, "_fused_eager_told"):  # once: each time makes torch's list, and the pattern made of it, longer
+    if not hasattr(
+        rules, "_fused_eager_told"
+    ):  # once: each time makes torch's list, and the pattern made of it, longer
         for package in PACKAGES:
             rules.add(package)
         rules._fused_eager_told = True  # type: ignore[attr-defined]
@@ -169,7 +200,7 @@ def _before_compile(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         hide_from_dynamo()
         # Dynamo compiles nothing below a dispatch mode: the function runs as written, which `fullgraph` would refuse.
-        if kwargs.get("fullgraph") and _door() is not None:
+        if kwargs.get("fullgraph") and current_door() is not None:
             kwargs["fullgraph"] = False
         return original(*args, **kwargs)
 
@@ -181,7 +212,7 @@ def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., An
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             _settle_everything(reason)
-            door = _door()
+            door = current_door()
             if door is None:
                 return original(*args, **kwargs)
             with without(door):
@@ -202,15 +233,9 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _door() -> Any:
-    from .context import current_door
-
-    return current_door()
-
-
 def cut(reason: Reason) -> None:
     """Flush the calling thread's stream, if it has one in mode fused."""
-    door = _door()
+    door = current_door()
     if door is not None and door.stream.config.mode == "fused":
         door.stream.spell.passed_sync()
         run.flush(door.stream, reason)
@@ -236,7 +261,10 @@ def install() -> None:
         _patch(torch, "compile", _before_compile)
         _patch(torch.autograd, "backward", _after_backward)
         _patch(threading.Thread, "start", _before_start)
-        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before(Reason("sync.thread", "a pool gets work")))
+        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before_submit)
+        for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
+            _patch(multiprocessing.pool.Pool, name, _finished_first)
+        _patch(queue.Queue, "put", _before_put)
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
 
@@ -258,7 +286,7 @@ def _before_fork() -> None:
         _settle_everything(Reason("sync.fork"))
     except Exception as error:
         # Whatever is raised in this hook is printed and forgotten: the parent is told at its next sync.
-        run.BACKLOG.owed.append(error)
+        run.BACKLOG.owed.append((threading.get_ident(), error))
 
 
 def _in_child() -> None:

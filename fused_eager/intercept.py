@@ -38,9 +38,12 @@ def _is_plain(kind: type) -> bool:
 class FrontDoor(TorchDispatchMode):
     """Intercepts the ops of one thread and records them in its stream."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, lender: FrontDoor | None = None):
         super().__init__()
         self.stream = Stream(config)
+        self.lender = lender  # that of the thread in whose name this one is open
+        self.lent: set[FrontDoor] = set()
+        self.open = True  # whether threads that are started may still enter in its name
 
     supports_higher_order_operators = True
 
@@ -56,7 +59,8 @@ class FrontDoor(TorchDispatchMode):
         for kind in types:
             if not _is_plain(kind):
                 return NotImplemented
-        mode = stream.config.mode
+        config = stream.config
+        mode = config.mode
         if kwargs is None:
             kwargs = {}
         if mode == "off" or _in_child:
@@ -72,6 +76,8 @@ class FrontDoor(TorchDispatchMode):
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
         with LOCK:
+            if self.stream.config is not config:  # the thread that opened this context has just closed it
+                return self.__torch_dispatch__(func, types, args, kwargs)
             if stream.unfinished is not None:
                 run.flush(stream, Reason("cut.full", "after an interrupt"))
             if kind is Kind.COMPUTE:

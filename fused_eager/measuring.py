@@ -121,7 +121,7 @@ def _measured_class(kind: type[FrontDoor]) -> type:
 
 
 def _door() -> Any:
-    from .context import current_door
+    from .threads import current_door
 
     return current_door()
 

@@ -50,8 +50,8 @@ def unobserved() -> Iterator[None]:
 def without(mode: TorchDispatchMode) -> Iterator[None]:
     """`mode`, wherever it is on this thread's stack of modes, does not see what the body runs; the others do.
 
-    Not `_DisableTorchDispatch`: torch's printing holds a guard in its frame that restores the thread's dispatch keys when
-    the frame goes. After an exception that is late, and would switch off every later mode of the thread.
+    Not `_DisableTorchDispatch`: torch's printing holds a guard in its frame that restores the thread's dispatch keys
+    when the frame goes. After an exception that is late, and would switch off every later mode of the thread.
     """
     modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
     for other in modes:

@@ -51,7 +51,7 @@ class Execution:
         BACKLOG.serial += 1
         self.launch = BACKLOG.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
-        self.run = Run(BACKLOG.serial, stream.nodes, origins)
+        self.run = Run(BACKLOG.serial, stream.thread, stream.nodes, origins)
         for item in stream.inputs:
             self.values[item.vid] = item.array
             if isinstance(item, DeviceInput):
@@ -241,7 +241,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     if b.stream is not None:
         flush(b.stream, reason)
     with LOCK:
-        if b.error is None:
+        if b.error is None or BACKLOG.owed:
             verify()
         if b.error is not None or b.array is None:
             raise lost(b)
@@ -270,7 +270,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
         if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
             flush(stream, reason)
     with LOCK:
-        if b.error is None and b.array is not None:
+        if (b.error is None and b.array is not None) or BACKLOG.owed:
             verify()
         if b.error is not None:
             raise lost(b)

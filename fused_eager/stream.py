@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -182,6 +183,7 @@ class Stream:
     spell: Spell = field(default_factory=Spell)
     pace: Pace = field(default_factory=Pace)
     at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
+    thread: int = field(default_factory=threading.get_ident)  # whose ops these are
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
 

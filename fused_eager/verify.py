@@ -8,6 +8,7 @@ that depended on it returns to what it held before, or is lost and says so.
 from __future__ import annotations
 
 import builtins
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Run:
     """One execution of a stream, kept until its checks have been verified."""
 
     serial: int
+    thread: int  # whose ops they are
     nodes: list[Node]
     origins: dict[int, tuple[int, int]]  # input value -> what made it
     assigned: list[tuple[Buffer, int, jax.Array | None, tuple[int, int] | None]] = field(default_factory=list)
@@ -63,7 +65,8 @@ class Backlog:
     runs: list[Run] = field(default_factory=list)
     launches: deque[Launch] = field(default_factory=deque)
     serial: int = 0
-    owed: list[Exception] = field(default_factory=list)  # failures that could not be told where they were found
+    # Failures that could not be told where they were found, each with the thread whose op failed.
+    owed: list[tuple[int, Exception]] = field(default_factory=list)
 
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""
@@ -81,7 +84,7 @@ BACKLOG = Backlog()
 
 
 def verify() -> None:
-    """Evaluate the checks of all runs so far.
+    """Evaluate the checks of all runs so far; a thread is told of its own ops, and of those of threads that have ended.
 
     Raises:
         IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
@@ -94,12 +97,17 @@ def verify() -> None:
                 bad = [(c, int(failed[row, 1])) for row, c in enumerate(checks) if failed[row, 0]]
                 for check, value in sorted(bad, key=lambda item: item[0].node):
                     index = region.nodes[check.node]
-                    errors.append(_error(run.nodes[index], check, value))
-                    _taint(BACKLOG.runs[k:], index, errors[-1])
+                    error = _error(run.nodes[index], check, value)
+                    errors.append((run.thread, error))
+                    _taint(BACKLOG.runs[k:], index, error)
         # Only now: an interrupt while we waited must not lose a check.
         BACKLOG.runs = []
         if errors:
-            raise errors[0]
+            others = {t.ident for t in threading.enumerate()} - {threading.get_ident()}
+            BACKLOG.owed = [(thread, error) for thread, error in errors if thread in others]
+            for thread, error in errors:
+                if thread not in others:
+                    raise error
 
 
 def _error(node: Node, check: RunCheck, value: int) -> Exception:

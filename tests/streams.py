@@ -15,13 +15,13 @@ from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import fused_eager, hotness, opinfo
 from fused_eager.buffers import TABLE, Home
-from fused_eager.context import current_door
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
 from fused_eager.plan import Region, make_plan
 from fused_eager.reasons import Reason
 from fused_eager.run import flush
 from fused_eager.stream import Node, Ref, Result, Stream, Use
+from fused_eager.threads import current_door
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

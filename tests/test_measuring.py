@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, measuring
-from fused_eager.context import current_door
 from fused_eager.intercept import FrontDoor
 from fused_eager.reporting.writer import want_details
+from fused_eager.threads import current_door
 from tests.streams import events, stable_shapes
 
 

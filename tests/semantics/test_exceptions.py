@@ -142,7 +142,7 @@ def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _stream() -> Any:
-    from fused_eager.context import current_door
+    from fused_eager.threads import current_door
 
     door = current_door()
     assert door is not None

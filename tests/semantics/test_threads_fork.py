@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import FusedEagerError, fused_eager, sync
+from fused_eager import FusedEagerError, current_mode, fused_eager, sync
 
 from .programs import in_process
 
@@ -137,6 +137,96 @@ def test_a_pending_value_in_another_context(mode: str) -> None:
     worker.jobs.put(None)
 
 
+def test_a_thread_started_inside_is_in_the_context(mode: str) -> None:
+    with fused_eager(mode=mode):
+        assert call_in(current_mode) == mode
+        assert call_in(lambda: call_in(current_mode)) == mode
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(current_mode).result() == mode
+        worker = Worker()
+        with fused_eager(mode="off"):
+            assert call_in(current_mode) == "off"
+    assert call_in(current_mode) == "off"
+    worker.jobs.put(None)
+
+
+def test_a_thread_that_outlives_the_context(mode: str) -> None:
+    with fused_eager(mode=mode):
+        worker = Worker()
+        made = worker(lambda: torch.ones(3) * 2)
+        kept = made + 1
+    original = torch.Tensor.numpy
+    assert kept.numpy().tolist() == [3.0] * 3 and made.numpy().tolist() == [2.0] * 3
+
+    def after() -> list[float]:
+        t = made * 2
+        kept.add_(1)
+        return torch.from_numpy(t.numpy()).tolist()
+
+    assert worker(after) == [4.0] * 3 and kept.tolist() == [4.0] * 3
+    assert torch.Tensor.numpy is original  # nothing is patched any more, though the thread is still there
+
+    def own() -> Any:
+        with fused_eager(mode=mode):
+            u = made * 3
+            return current_mode(), u.tolist(), u
+
+    mode_there, values, u = worker(own)
+    assert (mode_there, values, u.tolist()) == (mode, [6.0] * 3, [6.0] * 3)
+    assert torch.Tensor.numpy is original
+    worker.jobs.put(None)
+
+
+def test_a_context_of_its_own_in_a_thread_started_inside(mode: str) -> None:
+    entered, closed = threading.Event(), threading.Event()
+
+    def body() -> tuple[str, str, list[float], list[float]]:
+        outer = current_mode()
+        with fused_eager(mode=mode, max_pending=7):
+            x = torch.ones(3) * 2
+            entered.set()
+            closed.wait(30)
+            y = x + 1  # the starter's context is gone, this one is not
+            inner, values = current_mode(), y.tolist()
+        return outer, inner, values, (y * 2).tolist()
+
+    box: list[Any] = []
+    with fused_eager(mode=mode):
+        t = threading.Thread(target=lambda: box.append(body()), daemon=True)
+        t.start()
+        entered.wait(30)
+    closed.set()
+    t.join(30)
+    assert box == [(mode, mode, [3.0] * 3, [6.0] * 3)]
+
+
+def test_what_is_pending_in_a_thread_when_the_context_closes(mode: str) -> None:
+    done, go = threading.Event(), threading.Event()
+    box: list[torch.Tensor] = []
+
+    def body() -> None:
+        box.append(torch.ones(3) * 2)
+        done.set()
+        go.wait(30)
+        box.append(box[0] + 1)
+
+    with fused_eager(mode=mode):
+        t = threading.Thread(target=body, daemon=True)
+        t.start()
+        done.wait(30)
+    assert box[0].tolist() == [2.0] * 3  # in no context, and the thread still runs
+    go.set()
+    t.join(30)
+    assert box[1].tolist() == [3.0] * 3
+
+
+def test_a_failure_in_a_thread_is_told_there(mode: str) -> None:
+    with fused_eager(mode=mode):
+        with pytest.raises(IndexError, match="embedding"):
+            call_in(lambda: torch.nn.functional.embedding(torch.tensor([9]), torch.ones(4, 2) * 2).tolist())
+        assert (torch.ones(3) * 2).tolist() == [2.0] * 3
+
+
 def test_pools(mode: str) -> None:
     with ThreadPoolExecutor(2) as before, ThreadPool(2) as pool, fused_eager(mode=mode):
         x = torch.ones(3) * 2
@@ -251,10 +341,13 @@ def test_fork_with_pending_work(mode: str) -> None:
             os._exit(0 if again == [22.0] * 3 else 3)
         print(again)
     """)
-    assert sorted(said.splitlines()) == sorted([
-        "child [11.0, 11.0, 11.0] 33.0 tensor([3., 3., 3.])", "parent [11.0, 11.0, 11.0] 33.0 tensor([3., 3., 3.])",
-        "[22.0, 22.0, 22.0]",
-    ])
+    assert sorted(said.splitlines()) == sorted(
+        [
+            "child [11.0, 11.0, 11.0] 33.0 tensor([3., 3., 3.])",
+            "parent [11.0, 11.0, 11.0] 33.0 tensor([3., 3., 3.])",
+            "[22.0, 22.0, 22.0]",
+        ]
+    )
 
 
 def test_fork_does_not_swallow_a_failure() -> None:
@@ -283,7 +376,8 @@ def test_fork_does_not_swallow_a_failure() -> None:
 
 
 def test_a_data_loader_with_forked_workers(mode: str) -> None:
-    said = in_process(f"""
+    said = in_process(
+        f"""
         import torch, warnings
         warnings.simplefilter("ignore")
         from torch.utils.data import DataLoader, Dataset
@@ -297,7 +391,9 @@ def test_a_data_loader_with_forked_workers(mode: str) -> None:
             for x, i in DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
                 total += x.sum(0) * 1
             print(total.tolist())
-    """, seconds=120)
+    """,
+        seconds=120,
+    )
     assert said == "[64.0, 64.0, 64.0]\n"
 
 
