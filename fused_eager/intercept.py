@@ -52,7 +52,7 @@ class FrontDoor(TorchDispatchMode):
         # torch would wrap every call in a guard against its own compiler, which costs as much as the op.
         return False
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stream = self.stream
         if _modes_below():
             return _pass_on(stream, func, args, kwargs or {})
