@@ -14,7 +14,7 @@ from typing import Any
 
 from .bounded import Bounded
 from .buffers import Home
-from .plan import Region
+from .plan import Region, in_program_order
 from .site import Site, describe
 from .stream import Node
 
@@ -60,6 +60,7 @@ class Cause:
 
 def of(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: object) -> Compiled:
     """What is to be remembered of a region."""
+    region = in_program_order(nodes, region)
     chosen = [nodes[i] for i in region.nodes]
     first: dict[int, int] = {}
     made: dict[int, int] = {}

@@ -34,7 +34,7 @@ _FLIGHTS: dict[Hashable, threading.Lock] = {}  # what some thread is loading or 
 
 def region_name(nodes: Sequence[Node], region: Region) -> str:
     """A short name for people: the number of ops, the first and the last line they came from."""
-    first, last = (describe(nodes[i].place) for i in (region.nodes[0], region.nodes[-1]))
+    first, last = (describe(nodes[i].place) for i in (min(region.nodes), max(region.nodes)))
     where = f"{first}" if first == last else f"{first} to {last}"
     return f"{len(region.nodes)} ops from {where}"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
@@ -21,6 +21,7 @@ from fused_eager.fusion_rules.rule import OpClass, rule_for
 
 from .buffers import Home
 from .errors import ValidationError
+from .order import canonical, operands
 from .reasons import Reason
 from .site import describe
 from .stream import Node
@@ -33,7 +34,10 @@ CHECKING: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that run as one. `inputs`, `outputs` are value numbers; `donated` are positions among the inputs."""
+    """Nodes that run as one, in canonical order where XLA runs them; `in_program_order` is how the user wrote them.
+
+    `inputs`, `outputs` are value numbers; `donated` are positions among the inputs.
+    """
 
     nodes: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -85,14 +89,19 @@ def make_plan(
     return _connect(nodes, groups, live, donatable, homes)
 
 
+def in_program_order(nodes: Sequence[Node], region: Region) -> Region:
+    """The same region as a person reads it: nodes, inputs and outputs as the program came to them."""
+    members = tuple(sorted(region.nodes))
+    inputs = tuple(dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in region.inputs))
+    outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in region.outputs)
+    donated = tuple(sorted(inputs.index(region.inputs[p]) for p in region.donated))
+    return replace(region, nodes=members, inputs=inputs, outputs=outputs, donated=donated)
+
+
 def may_check(node: Node) -> bool:
     """Whether a node's lowering may ask for a run-time check."""
     rule = None if node.twin is None else rule_for(node.twin)
     return node.signature[0] in CHECKING or (rule is not None and rule.cls in _CHECKED)  # type: ignore[index]
-
-
-def _operands(node: Node) -> list[int]:
-    return [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]
 
 
 def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
@@ -103,7 +112,7 @@ def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
         node = nodes[i]
         if may_check(node) or any(r.vid in wanted for r in node.results):
             kept.append(i)
-            wanted.update(_operands(node))
+            wanted.update(operands(node))
     return kept[::-1]
 
 
@@ -120,7 +129,7 @@ def _group(
     for i in needed:
         node, island = nodes[i], i in islands
         at = 0
-        for vid in _operands(node):
+        for vid in operands(node):
             if vid in level:
                 at = max(at, level[vid] + (from_island[vid] and not island))
         (aten if island else xla)[at].append(i)
@@ -156,16 +165,22 @@ def _connect(
     made_in: dict[int, int] = {}
     for g, (_, members, _) in enumerate(groups):
         for i in members:
-            for vid in _operands(nodes[i]):
+            for vid in operands(nodes[i]):
                 last_use[vid] = g
             for r in nodes[i].results:
                 made_in[r.vid] = g
     regions, drops = [], []
     for g, (how, members, why) in enumerate(groups):
-        inputs = dict.fromkeys(v for i in members for v in _operands(nodes[i]) if made_in.get(v) != g)
-        outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g)
+        needed = {v for i in members for v in operands(nodes[i]) if made_in.get(v) != g}
+        wanted = {r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g}
+        free: set[int] = set()
+        if how == "xla":
+            dead = {v for v in needed if last_use[v] == g and v not in live}
+            free = {v for v in dead if v in made_in or v in donatable}
+            members = canonical(nodes, members, homes, wanted, free)
+        inputs = dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in needed)
+        outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in wanted)
         dying = [v for v in inputs if last_use[v] == g and v not in live]
-        free = [v for v in dying if v in made_in or v in donatable] if how == "xla" else []
         donated = _fitting(list(inputs), outputs, free, homes)
         regions.append(Region(tuple(members), tuple(inputs), outputs, donated, how, why))
         drops.append(tuple(dying))
@@ -173,7 +188,7 @@ def _connect(
 
 
 def _fitting(
-    inputs: list[int], outputs: tuple[int, ...], free: list[int], homes: Mapping[int, Home]
+    inputs: list[int], outputs: tuple[int, ...], free: set[int], homes: Mapping[int, Home]
 ) -> tuple[int, ...]:
     """The positions of those free inputs whose memory can hold an output of the same dtype and shape."""
     room = Counter(homes[v] for v in outputs)
@@ -207,7 +222,7 @@ def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
         seen |= set(r.nodes)
         there = set(r.inputs)
         for i in r.nodes:
-            if absent := set(_operands(nodes[i])) - there:
+            if absent := set(operands(nodes[i])) - there:
                 raise ValidationError(f"node {i} of region {g} needs values {sorted(absent)} before they are there")
             there.update(result.vid for result in nodes[i].results)
         if absent := set(r.outputs) - there:

@@ -11,6 +11,7 @@ import builtins
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import jax
 import numpy as np
@@ -95,8 +96,7 @@ def verify() -> None:
             for region, flags, checks in run.flags:
                 failed = np.asarray(flags)
                 bad = [(c, int(failed[row, 1])) for row, c in enumerate(checks) if failed[row, 0]]
-                for check, value in sorted(bad, key=lambda item: item[0].node):
-                    index = region.nodes[check.node]
+                for index, check, value in sorted([(region.nodes[c.node], c, v) for c, v in bad], key=itemgetter(0)):
                     error = _error(run.nodes[index], check, value)
                     errors.append((run.thread, error))
                     _taint(BACKLOG.runs[k:], index, error)

@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.rule import RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_eager import canonical, executable, lower
+from fused_eager import executable, forms, lower
 from fused_eager.buffers import Home
 from fused_eager.canonical import to_parts, to_region
 from fused_eager.compile import build
@@ -232,9 +232,9 @@ def test_parts_that_are_no_region_are_refused(damage: Callable[[Any], Any]) -> N
 
 
 def test_every_kind_of_leaf_can_be_read_back() -> None:
-    assert {name for name, _ in canonical._WRITE.values()} | set(canonical._CONTAINERS.values()) == set(canonical._READ)
+    assert {name for name, _ in forms._WRITE.values()} | set(forms._CONTAINERS.values()) == set(forms._READ)
     leaves = [None, True, 1, 1.0, "a", 1j, torch.float32, torch.strided, torch.channels_last, torch.device("cpu")]
     tree = [leaves, (1, [2.5]), torch.Size([1, 2]), Ref(3)]
-    again = canonical._to_leaf(canonical._leaf(tree, ""))
+    again = forms._to_leaf(forms._leaf(tree, ""))
     assert again == tree and [type(a) for a in again] == [type(t) for t in tree]
     assert executable.FORMAT == 1

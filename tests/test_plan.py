@@ -172,7 +172,7 @@ def test_every_plan_is_valid_and_computes_what_lives(stream: dict[str, Any]) -> 
         islands = set(region.nodes) & set(stream["islands"])
         assert islands == (set(region.nodes) if region.how == "aten" else set())
         assert region.how == "aten" or len(region.nodes) <= stream["cap"]
-        assert list(region.nodes) == sorted(region.nodes)
+        assert region.how == "xla" or list(region.nodes) == sorted(region.nodes)
         assert not {region.inputs[p] for p in region.donated} & live
 
 
