@@ -64,7 +64,7 @@ def to_node(form: Parts, number: int, homes: dict[int, Home]) -> Node:
         results.append(result)
         homes[result.vid] = result.home
     twin = _to_op(form["op"])
-    op, targets = _to_op(form.get("called", form["op"])), tuple(form.get("targets", ()))
+    op, targets = _to_op(form.get("called") or form["op"]), tuple(form.get("targets", ()))
     args = [_to_leaf(a) for a in form["args"]]
     kwargs = {k: _to_leaf(v) for k, v in form.get("kwargs", {}).items()}
     scalars = [_KINDS[name](0) for name in form.get("scalars", ())]
