@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode as _top_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _stack
 
 from . import native, record, run, site
 from .buffers import LOCK
@@ -35,6 +35,14 @@ def _is_plain(kind: type) -> bool:
     return found
 
 
+class Watcher(TorchDispatchMode):
+    """A mode that is entered before a context to see what runs natively in it, and nothing else."""
+
+
+def _only_watchers() -> bool:
+    return all(isinstance(mode, Watcher) for mode in _stack())
+
+
 class FrontDoor(TorchDispatchMode):
     """Intercepts the ops of one thread and records them in its stream."""
 
@@ -54,7 +62,7 @@ class FrontDoor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stream = self.stream
-        if _modes_below():
+        if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
             if not _is_plain(kind):
@@ -120,6 +128,10 @@ class FrontDoor(TorchDispatchMode):
                 if not drawn:
                     return self._compute(stream, stream.config.mode, info, args, kwargs)
             return native.draw(stream, info, args, kwargs)
+        if kind is Kind.PARTS:
+            out = info.op(*args, **kwargs)
+            native.expose_parts([args, kwargs, out])
+            return out
         if kind is Kind.CUSTOM:
             return native.run_now(stream, info, args, kwargs, "a custom op may do more than compute")
         if kind is Kind.COMPOSITE:
@@ -160,7 +172,7 @@ def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> An
     """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
     if not (_in_child or stream.config.mode == "off"):
         run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
-        why = f"{type(_top_mode()).__name__} is active outside the context and sees each op"
+        why = f"{type(_stack()[-1]).__name__} is active outside the context and sees each op"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
     return func(*args, **kwargs)
 

@@ -152,11 +152,11 @@ def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why
         judge_island(stream.config, info, why)
         LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(site.here())))
     out = run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
-    _expose_parts([args, kwargs, out])
+    expose_parts([args, kwargs, out])
     return out
 
 
-def _expose_parts(tree: Any) -> None:
+def expose_parts(tree: Any) -> None:
     """Where a sparse tensor is among the values, the dense ones are parts of it: ATen reads their memory unseen."""
     tensors = [t for t in leaves(tree) if isinstance(t, torch.Tensor)]
     if any(t.layout is not torch.strided for t in tensors):

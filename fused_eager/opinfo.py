@@ -19,6 +19,7 @@ class Kind(Enum):
     METADATA = "metadata"  # changes a tensor's own geometry or storage (transpose_, set_, resize_)
     ALLOCATE = "allocate"  # makes memory without values
     RANDOM = "random"  # draws from torch's generator: in program order, natively
+    PARTS = "parts"  # the dense tensors that a sparse one consists of
     VALUES = "values"  # returns numbers, or shapes that depend on them: a sync point
     COMPOSITE = "composite"  # its own decomposition is recorded instead
     CUSTOM = "custom"  # somebody's own op: it may do more than compute, so it runs at once
@@ -105,7 +106,7 @@ def _kind(op: OpOverload) -> Kind:
     if torch.Tag.inplace_view in tags:
         return Kind.METADATA
     if packet in SPARSE_PARTS:
-        return Kind.COMPUTE
+        return Kind.PARTS
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     if composite and rule_for(op) is None:
         return Kind.COMPOSITE

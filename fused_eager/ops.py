@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager.fusion_rules.lowering import leaves
 
 from .calls import TINY
 from .context import fused_eager
 from .events import LOG, Event
+from .intercept import Watcher
 from .opinfo import Kind, info_of
 
 # How an entry ran, from best to worst, and what that means.
@@ -48,7 +48,7 @@ class Row:
     why: str
 
 
-class _Beneath(TorchDispatchMode):
+class _Beneath(Watcher):
     """Entered before the context, so it sees what the front door does not defer."""
 
     def __init__(self) -> None:

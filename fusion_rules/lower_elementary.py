@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from . import trigonometry
 from .elementwise import as_array, copysign, divide, enter_unary, kind, where
 from .lowering import Context
 from .rule import OpClass, Promote, rule
@@ -50,7 +51,7 @@ def sgn(x: Any) -> Any:
 def _sinc(x: Any) -> Any:
     scaled = x * as_array(math.pi, x.dtype)
     zero = scaled == 0
-    return where(zero, 1, lax.sin(scaled) / where(zero, 1, scaled))
+    return where(zero, 1, trigonometry.sin(scaled) / where(zero, 1, scaled))
 
 
 def reciprocal(x: Any) -> Any:
@@ -125,13 +126,13 @@ enter_unary(
 )
 enter_unary(
     {
-        "acos": lax.acos,
+        "acos": trigonometry.acos,
         "acosh": lax.acosh,
-        "asin": lax.asin,
+        "asin": trigonometry.asin,
         "asinh": lax.asinh,
-        "atan": lax.atan,
+        "atan": trigonometry.atan,
         "atanh": lax.atanh,
-        "cos": lax.cos,
+        "cos": trigonometry.cos,
         "cosh": _cosh,
         "deg2rad": lambda x: x * as_array(math.pi / 180, x.dtype),
         "exp": lax.exp,
@@ -145,11 +146,11 @@ enter_unary(
         "reciprocal": reciprocal,
         "rsqrt": lax.rsqrt,
         "sigmoid": lax.logistic,
-        "sin": lax.sin,
+        "sin": trigonometry.sin,
         "sinc": _sinc,
         "sinh": _sinh,
         "sqrt": lax.sqrt,
-        "tan": lax.tan,
+        "tan": trigonometry.tan,
         "tanh": lax.tanh,
     },
     Promote.INT_TO_FLOAT,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from . import trigonometry
 from .elementwise import (
     as_array,
     copysign,
@@ -220,7 +221,7 @@ enter_binary(
     Promote.DEFAULT,
 )
 enter_binary({"heaviside": _heaviside, "nextafter": lambda x, y: lax.nextafter(*together(x, y))}, Promote.NO_OPMATH)
-enter_binary({"atan2": lambda x, y: lax.atan2(*together(x, y))}, Promote.INT_TO_FLOAT)
+enter_binary({"atan2": trigonometry.atan2}, Promote.INT_TO_FLOAT)
 enter_binary({"copysign": lambda x, y: copysign(*_arrays(x, y))}, Promote.INT_TO_FLOAT, ("Tensor", "Scalar"))
 
 
