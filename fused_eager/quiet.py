@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
+from torch._C import _len_torch_dispatch_stack as _count
+from torch._C import _push_on_torch_dispatch_stack as _push
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _exported_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _pop_mode as _pop
 
 _thread = threading.local()
 
@@ -28,21 +33,34 @@ def adopt(thread: threading.Thread) -> None:
     thread._fused_eager = True  # type: ignore[attr-defined]
 
 
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """No dispatch mode is active in the body, and nothing is recorded for autograd.
+class unobserved:
+    """No dispatch mode is active in the body, and nothing is recorded for autograd. Not `_DisableTorchDispatch`: the
+    lowering of a decomposition needs a mode of its own inside.
 
-    Not `_DisableTorchDispatch`: the lowering of a decomposition needs a mode of its own inside.
+    A class, and not torch's `_disable_current_modes` where nothing is being exported: it is entered at every flush.
     """
-    _thread.depth = getattr(_thread, "depth", 0) + 1
-    try:
-        with torch.no_grad(), torch._C._DisableAutocast():
-            if torch._C._len_torch_dispatch_stack():
-                with _disable_current_modes():
-                    yield
-            else:
-                yield
-    finally:
+
+    __slots__ = ("autocast", "exported", "grad", "modes")
+
+    def __enter__(self) -> None:
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+        self.exported: Any = None
+        if _exported_modes():
+            self.exported = _disable_current_modes()
+            self.exported.__enter__()
+        self.modes = [_pop() for _ in range(_count())]
+        self.grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self.autocast = torch._C._DisableAutocast()
+        self.autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.autocast.__exit__(*error)
+        torch._C._set_grad_enabled(self.grad)
+        for mode in reversed(self.modes):
+            _push(mode)
+        if self.exported is not None:
+            self.exported.__exit__(*error)
         _thread.depth -= 1
 
 
@@ -53,14 +71,14 @@ def without(mode: TorchDispatchMode) -> Iterator[None]:
     Not `_DisableTorchDispatch`: torch's printing holds a guard in its frame that restores the thread's dispatch keys
     when the frame goes. After an exception that is late, and would switch off every later mode of the thread.
     """
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
+    modes = [_pop() for _ in range(_count())][::-1]
     for other in modes:
         if other is not mode:
-            _push_mode(other)
+            _push(other)
     try:
         yield
     finally:
-        while torch._C._len_torch_dispatch_stack():
-            _pop_mode()
+        while _count():
+            _pop()
         for each in modes:
-            _push_mode(each)
+            _push(each)

@@ -132,9 +132,17 @@ def _numbers(nodes: Sequence[Node], region: Region, launch: Launch) -> tuple[jax
 
 def _vector(numbers: list[Any], dtype: torch.dtype, launch: Launch) -> jax.Array:
     """Hoisted numbers as an argument; `launch` keeps their memory."""
+    if not numbers:
+        return _no_numbers(dtype)
     values = np.array(numbers, _NUMPY[dtype])
     launch.numbers.append(values)
     return borrow(values.__array_interface__["data"][0], (dtype, values.shape), host_device())
+
+
+@functools.cache
+def _no_numbers(dtype: torch.dtype) -> jax.Array:
+    with jax.enable_x64(True):
+        return jax.device_put(np.zeros(0, _NUMPY[dtype]), host_device())
 
 
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
