@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import guards, run, threads
+from . import guards, run, site, threads
 from .caching import keeper
 from .config import Config, resolve
-from .intercept import FrontDoor
+from .intercept import FrontDoor, boundary
 from .reasons import Reason
 from .threads import THREAD, ThreadState
 
@@ -29,8 +29,10 @@ def sync() -> None:
     Raises:
         Exception: what a pending op would have raised in eager, with the op and its line in the message.
     """
-    if THREAD.door is not None:
-        run.settle_all(Reason("sync.call"), only=THREAD.door.stream)
+    door = THREAD.door
+    if door is not None:
+        run.settle_all(Reason("sync.call"), only=door.stream)
+        boundary(door.stream, site.here(), True)
 
 
 class fused_eager:
@@ -145,6 +147,7 @@ class fused_eager:
     def _switch(door: FrontDoor, config: Config) -> None:
         if config == door.stream.config:
             return
+        door.come_back()
         if config.mode == "off":
             run.settle_all(Reason("cut.options"), only=door.stream)
         else:

@@ -26,6 +26,7 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from . import native, run, telling
 from .buffers import TABLE, storage_of
+from .intercept import stepped
 from .quiet import adopt, inside, without
 from .reasons import Reason
 from .threads import current_door, in_context_of
@@ -243,6 +244,9 @@ def cut(reason: Reason) -> None:
 
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     cut(Reason("cut.optimizer", type(optimizer).__name__))
+    door = current_door()
+    if door is not None:
+        stepped(door)
 
 
 def install() -> None:

@@ -12,10 +12,9 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _stack
 
-from . import native, record, run, site
-from .buffers import LOCK
+from . import native, quiet, record, run, site
+from .buffers import LOCK, TABLE
 from .config import Config
 from .events import LOG
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
@@ -40,7 +39,7 @@ class Watcher(TorchDispatchMode):
 
 
 def _only_watchers() -> bool:
-    return all(isinstance(mode, Watcher) for mode in _stack())
+    return all(isinstance(mode, Watcher) for mode in quiet.stack())
 
 
 class FrontDoor(TorchDispatchMode):
@@ -52,6 +51,36 @@ class FrontDoor(TorchDispatchMode):
         self.lender = lender  # that of the thread in whose name this one is open
         self.lent: set[FrontDoor] = set()
         self.open = True  # whether threads that are started may still enter in its name
+        self.rest = 0  # optimizer steps for which it stands aside
+        self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
+
+    @property
+    def aside(self) -> bool:
+        """Whether torch runs alone, because that was measured to be faster."""
+        return self._aside is not None
+
+    def step_aside(self, rest: int) -> None:
+        """Leave this thread's stack of modes for so many optimizer steps. Nothing may be pending in its stream."""
+        modes = quiet.stack()
+        if self in modes:
+            self._aside, self.rest = modes[: modes.index(self)], rest
+            quiet.restack([mode for mode in modes if mode is not self])
+            LOG.count("stood aside")
+
+    def come_back(self) -> None:
+        """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
+        modes = quiet.stack()
+        if self._aside is not None and modes[: len(self._aside)] == self._aside:
+            modes.insert(len(self._aside), self)
+            quiet.restack(modes)
+            self._aside = None
+            self.stream.pace.restart()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._aside is not None:
+            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
+            self._aside = None
+        super().__exit__(*error)
 
     supports_higher_order_operators = True
 
@@ -62,6 +91,8 @@ class FrontDoor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stream = self.stream
+        if stream.pace.native and id(func) in _HARMLESS and _nothing_is_pending() and stream.config.measures:
+            return func(*args, **(kwargs or {}))
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
@@ -81,6 +112,8 @@ class FrontDoor(TorchDispatchMode):
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
         kind = info.kind
+        if stream.pace.native and kind in _LEFT_ALONE:
+            _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
         with LOCK:
@@ -156,13 +189,53 @@ class FrontDoor(TorchDispatchMode):
                 out = native.read_number(info, args[0], reason)
             else:
                 out = native.run_at_once(stream, info, args, kwargs, reason)
-        if stream.config.measures:
-            if stream.spell.left:
-                stream.pace.restart()
-            if stream.pace.passed(place, waits) and stream.pace.native:
-                # What is on the device would be fetched one by one, and looked for at every op.
-                run.settle_all(Reason("region.native", "", site.describe(place)), only=stream)
+        boundary(stream, place, waits)
         return out
+
+
+def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
+    """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
+    if not stream.config.measures:
+        return
+    if stream.spell.left:
+        stream.pace.restart()
+    if stream.pace.passed(place, waited, stepped) and stream.pace.native:
+        # What is on the device would be fetched one by one, and looked for at every op.
+        run.settle_all(Reason("region.native", "", site.describe(place)), only=stream)
+        run.wait()
+
+
+def stepped(door: FrontDoor) -> None:
+    """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
+    stream = door.stream
+    if door.aside:
+        door.rest -= 1
+        if door.rest <= 0:
+            door.come_back()
+        return
+    if not stream.config.measures:
+        return
+    if stream.pace.unread:
+        # Nothing was read since the last one, so this is where the time is taken.
+        place = site.here()
+        if stream.pace.is_sampling(place):
+            run.wait()
+        boundary(stream, place, True, stepped=True)
+    rest = stream.pace.rest()
+    if rest:
+        run.settle_all(Reason("region.native"), only=stream)
+        run.wait()
+        door.step_aside(rest)
+
+
+# In a native stretch, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity, because the
+# hash of an overload is computed in Python.
+_LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM})
+_HARMLESS: set[int] = set()
+
+
+def _nothing_is_pending() -> bool:
+    return not TABLE and not run.BACKLOG.launches
 
 
 _in_child = False
@@ -172,7 +245,7 @@ def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> An
     """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
     if not (_in_child or stream.config.mode == "off"):
         run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
-        why = f"{type(_stack()[-1]).__name__} is active outside the context and sees each op"
+        why = f"{type(quiet.stack()[-1]).__name__} is active outside the context and sees each op"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
     return func(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import _get_dispatch_stack_at as _at
 from torch._C import _len_torch_dispatch_stack as _count
 from torch._C import _push_on_torch_dispatch_stack as _push
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _exported_modes
@@ -71,14 +72,22 @@ def without(mode: TorchDispatchMode) -> Iterator[None]:
     Not `_DisableTorchDispatch`: torch's printing holds a guard in its frame that restores the thread's dispatch keys
     when the frame goes. After an exception that is late, and would switch off every later mode of the thread.
     """
-    modes = [_pop() for _ in range(_count())][::-1]
-    for other in modes:
-        if other is not mode:
-            _push(other)
+    modes = stack()
+    restack([other for other in modes if other is not mode])
     try:
         yield
     finally:
-        while _count():
-            _pop()
-        for each in modes:
-            _push(each)
+        restack(modes)
+
+
+def stack() -> list[TorchDispatchMode]:
+    """This thread's modes, the one that sees an op first at the end."""
+    return [_at(i) for i in range(_count())]
+
+
+def restack(modes: list[TorchDispatchMode]) -> None:
+    """Make `modes` this thread's modes."""
+    while _count():
+        _pop()
+    for mode in modes:
+        _push(mode)

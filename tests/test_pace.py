@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace
 from fused_eager.pace import AGAIN, SAMPLES, Pace, Stretch
+from fused_eager.quiet import stack
+from fused_eager.threads import current_door
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
@@ -73,13 +78,13 @@ def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
         clock.now += 100.0
         own.restart()  # something was compiled
         own.passed(READ, True)
-    assert not pace.STRETCHES[READ].fused and not own.native
+    assert not pace.STRETCHES[READ, False].fused and not own.native
 
 
 def test_numbers_of_the_host_are_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Pace()
     assert not own.passed(OTHER, False)
-    assert OTHER not in pace.STRETCHES
+    assert (OTHER, False) not in pace.STRETCHES
 
 
 def test_two_reads_in_turn_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +142,110 @@ def test_options_forbid_it(in_turn: list[bool], options: dict[str, str]) -> None
         for _ in range(6):
             (x * 2).sum().item()
     assert not in_turn
+
+
+@pytest.fixture
+def native_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every measurement says native, for the next four stretches."""
+
+    def choose(self: Stretch) -> bool:
+        self.chosen, self.left = True, 4
+        return True
+
+    monkeypatch.setattr(Stretch, "_choose", choose)
+    monkeypatch.setattr(pace, "AGAIN", 4)
+
+
+def trainer(read: bool) -> Callable[[], torch.Tensor]:
+    """A training step; `read` says whether it reads its loss."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x = torch.randn(8, 4)
+
+    def step() -> torch.Tensor:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if read:
+            loss.item()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins: None, read: bool) -> None:
+    plain = trainer(read)
+    wanted = [plain().item() for _ in range(60)]
+    step, aside = trainer(read), []
+    with fused_eager(native="measured"):
+        door = current_door()
+        assert door is not None
+        losses = []
+        for _ in range(60):
+            losses.append(step())
+            aside.append(door.aside)
+            assert (door in stack()) is not door.aside
+    assert not stack()
+    assert [x.item() for x in losses] == pytest.approx(wanted, rel=1e-4)
+    ways = [(way, len(list(group))) for way, group in itertools.groupby(aside)]
+    assert len(ways) >= 4  # away and back, at least twice
+    assert all(count <= 5 for way, count in ways if way)
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def stand_aside(step: Callable[[], Any]) -> Any:
+    door = current_door()
+    assert door is not None
+    for _ in range(60):
+        step()
+        if door.aside:
+            return door
+    raise AssertionError("it never stepped aside")
+
+
+def test_modes_and_contexts_of_the_user_while_it_stands_aside(native_wins: None) -> None:
+    step = trainer(True)
+    with fused_eager(native="measured"):
+        door = stand_aside(step)
+        with Counting() as counting:
+            for _ in range(12):  # it comes back below the user's mode
+                step()
+                assert stack()[-1] is counting
+            assert counting.seen > 12
+        assert counting not in stack()
+        door = stand_aside(step)
+        with fused_eager(mode="strict"):
+            assert stack() == [door]
+            assert (torch.ones(3) * 2).tolist() == [2.0] * 3
+        door = stand_aside(step)
+        with pytest.raises(KeyError), Counting():
+            raise KeyError
+    assert not stack()
+    with fused_eager(mode="fused"):
+        assert len(stack()) == 1
+
+
+def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
+    step, found = trainer(True), []
+
+    def body() -> None:
+        found.append((len(stack()), (torch.ones(3) * 2).tolist()))
+
+    with fused_eager(native="measured"):
+        stand_aside(step)
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+    assert found == [(1, [2.0] * 3)]
