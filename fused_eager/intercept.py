@@ -6,6 +6,7 @@ so a second one, a device of its own, needs no change there.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .buffers import LOCK, TABLE
 from .config import Config
 from .events import LOG
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from .pace import Steady
 from .reasons import Reason
 from .stream import Stream
 
@@ -64,8 +66,16 @@ class FrontDoor(TorchDispatchMode):
         modes = quiet.stack()
         if self in modes:
             self._aside, self.rest = modes[: modes.index(self)], rest
+            self._steady, self._since = Steady(), 0.0
             quiet.restack([mode for mode in modes if mode is not self])
             LOG.count("stood aside")
+
+    def stood_aside(self) -> None:
+        """One more optimizer step has ended; time to come back when all have, or when they take another time."""
+        now, before = time.perf_counter(), self._since
+        self.rest, self._since = self.rest - 1, now
+        if self.rest <= 0 or (before and not self._steady.holds(now - before)):
+            self.come_back()
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
@@ -91,7 +101,10 @@ class FrontDoor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stream = self.stream
-        if stream.pace.native and id(func) in _HARMLESS and _nothing_is_pending() and stream.config.measures:
+        pace = stream.pace
+        if pace.waiting and stream.config.measures:
+            _begin(stream, func, args)
+        if pace.native and id(func) in _HARMLESS and _nothing_is_pending() and stream.config.measures:
             return func(*args, **(kwargs or {}))
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
@@ -112,7 +125,7 @@ class FrontDoor(TorchDispatchMode):
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
         kind = info.kind
-        if stream.pace.native and kind in _LEFT_ALONE:
+        if pace.native and kind in _LEFT_ALONE:
             _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
@@ -195,13 +208,18 @@ class FrontDoor(TorchDispatchMode):
 
 def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
     """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
-    if not stream.config.measures:
-        return
-    if stream.spell.left:
-        stream.pace.restart()
-    if stream.pace.passed(place, waited, stepped) and stream.pace.native:
+    if stream.config.measures:
+        if stream.spell.left:
+            stream.pace.restart()
+        stream.pace.passed(place, waited, stepped)
+
+
+def _begin(stream: Stream, func: Any, args: Any) -> None:
+    """The first op since the last boundary."""
+    first = (id(func), *[a.shape for a in args if isinstance(a, torch.Tensor)])
+    if stream.pace.begin(site.here(), first) and stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
-        run.settle_all(Reason("region.native", "", site.describe(place)), only=stream)
+        run.settle_all(Reason("region.native"), only=stream)
         run.wait()
 
 
@@ -209,18 +227,15 @@ def stepped(door: FrontDoor) -> None:
     """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
     stream = door.stream
     if door.aside:
-        door.rest -= 1
-        if door.rest <= 0:
-            door.come_back()
+        door.stood_aside()
         return
     if not stream.config.measures:
         return
     if stream.pace.unread:
         # Nothing was read since the last one, so this is where the time is taken.
-        place = site.here()
-        if stream.pace.is_sampling(place):
+        if stream.pace.is_sampling:
             run.wait()
-        boundary(stream, place, True, stepped=True)
+        boundary(stream, site.here(), True, stepped=True)
     rest = stream.pace.rest()
     if rest:
         run.settle_all(Reason("region.native"), only=stream)

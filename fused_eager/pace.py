@@ -4,8 +4,9 @@ Recording an op costs a few microseconds, and XLA is not ahead of ATen everywher
 time goes into products that both compute alike, may run faster natively. The time between two reads of computed
 values (`loss.item()`) is what the program's user waits for, whichever way its ops ran. A few such stretches are timed
 fused, a few natively, and the faster way is kept; now and then the other one gets another chance. Stretches are known
-by the line of the read at their end (or of the optimizer step, where nothing is read); which one comes next is guessed
-from which came next last time. Stretches in which something was compiled, or run for the first time, do not count.
+by the line of the read before them (or of the optimizer step, where nothing is read) and by the first op that comes,
+its line and the shapes it takes. Stretches in which something was compiled, or run for the first time, do not count.
+Where a stretch suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
 Where native is the way for all of a training step, the front door leaves torch's stack of modes altogether until it is
 time to try again: passing an op on costs as much as a small op itself.
@@ -25,14 +26,31 @@ from .site import describe
 SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
 GAIN = 0.95  # native has to take less than this part of the fused time
 AGAIN, LONGEST = 256, 16_384  # stretches until the other way is tried again: doubled each time it has lost
+FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 PLACES = 1024
 
 Place = Hashable
 
 
 @dataclass
+class Steady:
+    """Whether times stay about what they were."""
+
+    expected: float = 0.0  # 0: the first one says
+    surprises: int = 0
+
+    def holds(self, seconds: float) -> bool:
+        """Take one more time; False when it has become clear that they are others now."""
+        if not self.expected:
+            self.expected = seconds
+        off = seconds > FACTOR * self.expected or FACTOR * seconds < self.expected
+        self.surprises = self.surprises + 1 if off else 0
+        return self.surprises < SURPRISES
+
+
+@dataclass
 class Stretch:
-    """What is known about the stretches that end at one read."""
+    """What is known about the stretches that begin in one way."""
 
     place: Place
     fused: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -40,6 +58,16 @@ class Stretch:
     chosen: bool | None = None  # native; None while it is being measured
     left: int = 0
     length: int = AGAIN
+    steady: Steady = field(default_factory=Steady)
+
+    def took(self, seconds: float, native: bool) -> None:
+        """One of them is over."""
+        if self.chosen is None:
+            (self.native if native else self.fused).append(seconds)
+        elif native is self.chosen and not self.steady.holds(seconds):
+            self.chosen, self.length = None, AGAIN
+            self.fused.clear()
+            self.native.clear()
 
     def wants_native(self) -> bool:
         """Which way the next stretch of this kind should run."""
@@ -57,67 +85,74 @@ class Stretch:
     def _choose(self) -> bool:
         fused, native = (min(list(times)[1:]) for times in (self.fused, self.native))
         self.chosen, self.left = native < GAIN * fused, self.length
+        self.steady = Steady(native if self.chosen else fused)
         site = str(describe(self.place))  # type: ignore[arg-type]
         LOG.emit("pace", site=site, native=self.chosen, fused_s=fused, native_s=native)
         return self.chosen
 
 
-# What has been measured, by the line of the read, and which read came next: for all contexts of the process.
+# What has been measured, and where a program reads: for all contexts of the process.
 STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
-FOLLOWING: Bounded[Place, Place] = Bounded(PLACES)
+BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
 
 
 @dataclass
 class Pace:
     """The way in which a thread runs now, and since when."""
 
-    last: Place = None
-    began: float = 0.0
     native: bool = False
+    waiting: bool = True  # a boundary was passed, and no op has come since
+    after: Place = None  # that boundary
+    running: Stretch | None = None
+    began: float = 0.0
     disturbed: bool = True  # the stretch that is running does not count
-    upcoming: Stretch | None = None
     unread: bool = True  # nothing has been read since the last optimizer step
-    sure: bool = True  # every stretch since then was followed by one for which native was chosen
+    sure: bool = True  # native was chosen for every stretch since then
 
-    def passed(self, place: Place, waited: bool, stepped: bool = False) -> bool:
+    def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
         has `stepped` there, which is another boundary than the numbers of the host that it reads.
-
-        Returns:
-            Whether the way in which the next ops run has changed.
         """
         key = (place, stepped)
+        if key not in BOUNDARIES:
+            if not waited:
+                return  # a number of the host, as an optimizer's step count: no boundary
+            BOUNDARIES[key] = True
+        now = time.perf_counter()
+        if not self.waiting and self.running is not None:
+            if not self.disturbed:
+                self.running.took(now - self.began, self.native)
+            self.sure = self.sure and self.running.chosen is True
+        self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
+        self.began = time.perf_counter()
+
+    def begin(self, place: Place, first: Hashable) -> bool:
+        """The first op of a stretch comes from `place`; `first` is what tells it from others there.
+
+        Returns:
+            Whether the way in which ops run has changed.
+        """
+        key = (self.after, place, first)
         stretch = STRETCHES.get(key)
         if stretch is None:
-            if not waited:
-                return False  # a number of the host, as an optimizer's step count: no boundary
             stretch = STRETCHES[key] = Stretch(place)
-        now = time.perf_counter()
-        if not self.disturbed:
-            (stretch.native if self.native else stretch.fused).append(now - self.began)
-        FOLLOWING[self.last] = key
-        self.last = key
-        before = self.native
-        upcoming = STRETCHES.get(FOLLOWING.get(key, key))
-        self.native = upcoming is not None and upcoming.wants_native()
-        self.upcoming, self.unread = upcoming, False
-        self.sure = self.sure and upcoming is not None and upcoming.chosen is True
-        self.disturbed = False
-        self.began = time.perf_counter()
+        before, self.native = self.native, stretch.wants_native()
+        self.running, self.waiting = stretch, False
         return self.native is not before
 
-    def is_sampling(self, place: Place) -> bool:
-        """Whether the stretch that ends with an optimizer's step at `place` is still being timed."""
-        stretch = STRETCHES.get((place, True))
-        return stretch is None or stretch.chosen is None
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the stretch that is running is timed to make a choice."""
+        return self.running is None or self.running.chosen is None
 
     def rest(self) -> int:
         """An optimizer step has ended: for how many of them everything is to run natively, as far as is known."""
-        known = self.sure and not self.unread and self.upcoming is not None
+        running = self.running
+        known = self.sure and not self.unread and running is not None and running.chosen is True
         self.sure = self.unread = True
-        if not known or self.upcoming is None:
+        if not known or running is None:
             return 0
-        left, self.upcoming.left = self.upcoming.left, 0
+        left, running.left = running.left, 0
         return left
 
     def restart(self) -> None:

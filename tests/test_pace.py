@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace
-from fused_eager.pace import AGAIN, SAMPLES, Pace, Stretch
+from fused_eager.pace import AGAIN, SAMPLES, SURPRISES, Pace, Stretch
 from fused_eager.quiet import stack
 from fused_eager.threads import current_door
 
@@ -23,7 +23,7 @@ READ, OTHER = (HERE, 1), (THERE, 2)
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
-    monkeypatch.setattr(pace, "FOLLOWING", pace.Bounded(8))
+    monkeypatch.setattr(pace, "BOUNDARIES", pace.Bounded(8))
 
 
 class Clock:
@@ -34,11 +34,14 @@ class Clock:
         monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
 
 
-def ways(clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None) -> list[bool]:
+def ways(
+    clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None, first: object = "op"
+) -> list[bool]:
     """Which stretches of a loop with one read ran natively, where they take so long."""
     own, ran = own or Pace(), []
     own.passed(READ, True)
     for _ in range(stretches):
+        own.begin(READ, first)
         ran.append(own.native)
         clock.now += native if own.native else fused
         own.passed(READ, not own.native)
@@ -75,26 +78,51 @@ def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     clock, own = Clock(monkeypatch), Pace()
     own.passed(READ, True)
     for _ in range(50):
+        own.begin(READ, "op")
         clock.now += 100.0
         own.restart()  # something was compiled
         own.passed(READ, True)
-    assert not pace.STRETCHES[READ, False].fused and not own.native
+    assert pace.STRETCHES and not any(s.fused for s in pace.STRETCHES.values()) and not own.native
 
 
 def test_numbers_of_the_host_are_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Pace()
-    assert not own.passed(OTHER, False)
-    assert (OTHER, False) not in pace.STRETCHES
+    own.begin(READ, "op")
+    own.passed(OTHER, False)
+    assert not pace.BOUNDARIES and not own.waiting
 
 
 def test_two_reads_in_turn_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own, ran = Clock(monkeypatch), Pace(), {READ: [], OTHER: []}
     for _ in range(100):
         for place, fused, native in ((READ, 2.0, 1.0), (OTHER, 1.0, 2.0)):
+            own.begin(READ, "op")
             clock.now += native if own.native else fused
             ran[place].append(own.native)
             own.passed(place, True)
     assert all(ran[READ][-50:]) and not any(ran[OTHER][-50:])
+
+
+def test_two_models_that_are_read_by_one_line_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert ways(clock, fused=2.0, native=1.0, stretches=50, first="tiny")[-1]
+    assert not ways(clock, fused=1.0, native=2.0, stretches=50, first="large")[-1]
+    assert ways(clock, fused=2.0, native=1.0, stretches=50, first="tiny")[-1]
+
+
+def test_a_stretch_that_has_become_another_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Pace()
+    assert ways(clock, fused=2.0, native=1.0, stretches=20, own=own)[-1]
+    ran = ways(clock, fused=10.0, native=30.0, stretches=20, own=own)
+    assert ran[:SURPRISES] == [True] * SURPRISES and not any(ran[-4:])
+
+
+def test_one_slow_stretch_is_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Pace()
+    ways(clock, fused=2.0, native=1.0, stretches=20, own=own)
+    for _ in range(10):
+        assert all(ways(clock, fused=2.0, native=30.0, stretches=1, own=own))
+        assert all(ways(clock, fused=2.0, native=1.0, stretches=2, own=own))
 
 
 @pytest.fixture
