@@ -16,6 +16,10 @@ from benchmarks.systems import REFERENCE, System
 from benchmarks.workloads import Result, Size, Step, Workload
 
 CHECKED_STEPS = 3
+# Entering a context moves memory, and what was found to be faster takes hold after the first read.
+WARM_STEPS = 3
+# A steady state: nothing is compiled, and both ways of running have been tried (four times each).
+QUIET_STEPS = 12
 _DIFFERENT_DROPOUT = 0.1  # relative: other dropout masks move a loss of the first steps by less than this
 
 
@@ -64,11 +68,12 @@ class _Runner:
         return result
 
     def block(self, steps: int) -> float:
-        """Seconds per step over a block, the wait at its end included. The first step after a change is not timed."""
+        """Seconds per step over a block, the wait at its end included. The first steps after a change are not timed."""
         gc.collect()
         before = self.system.compilations() or 0
         with self.system.enter():
-            self.once()
+            for _ in range(WARM_STEPS):
+                self.once()
             self.system.sync()
             start = time.perf_counter()
             for _ in range(steps):
@@ -111,16 +116,15 @@ def compare(workload: Workload, system: System, ours: Sequence[Tensor], plain: S
 
 
 def _settle(runner: _Runner, seconds: float) -> None:
-    """Run until three steps in a row compile nothing, or the time is over."""
+    """Run until so many steps in a row have compiled nothing, or the time is over."""
     start, quiet = time.perf_counter(), 0
     seen = runner.system.compilations()
     with runner.system.enter():
-        while quiet < 3:
+        while quiet < QUIET_STEPS:
             if time.perf_counter() - start > seconds:
                 runner.settled = False
                 return
             runner.once()
-            runner.system.sync()
             now = runner.system.compilations()
             quiet, seen = (quiet + 1 if now == seen else 0), now
 

@@ -74,7 +74,9 @@ class FrontDoor(TorchDispatchMode):
         """One more optimizer step has ended; time to come back when all have, or when they take another time."""
         now, before = time.perf_counter(), self._since
         self.rest, self._since = self.rest - 1, now
-        if self.rest <= 0 or (before and not self._steady.holds(now - before)):
+        if before and not self._steady.holds(now - before):
+            self.rest = 0  # it is another program now
+        if self.rest <= 0:
             self.come_back()
 
     def come_back(self) -> None:
@@ -83,13 +85,16 @@ class FrontDoor(TorchDispatchMode):
         if self._aside is not None and modes[: len(self._aside)] == self._aside:
             modes.insert(len(self._aside), self)
             quiet.restack(modes)
-            self._aside = None
-            self.stream.pace.restart()
+            self._return()
+
+    def _return(self) -> None:
+        self._aside = None
+        self.stream.pace.resume(self.rest)
 
     def __exit__(self, *error: Any) -> None:
         if self._aside is not None:
             quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
-            self._aside = None
+            self._return()
         super().__exit__(*error)
 
     supports_higher_order_operators = True

@@ -155,6 +155,12 @@ class Pace:
         left, running.left = running.left, 0
         return left
 
+    def resume(self, left: int) -> None:
+        """The front door is back, `left` optimizer steps before it had to be."""
+        if self.running is not None:
+            self.running.left = max(left, 0)
+        self.restart()
+
     def restart(self) -> None:
         """Something else than the program's own work has happened or will: the running stretch does not count."""
         self.disturbed = True

@@ -223,6 +223,19 @@ def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins
     assert all(count <= 5 for way, count in ways if way)
 
 
+def test_what_is_left_of_its_time_aside_is_kept_for_the_next_context(
+    native_wins: None,
+) -> None:
+    step, ways = trainer(True), []
+    for _ in range(12):
+        with fused_eager(native="measured"):
+            for _ in range(2):
+                step()
+            ways.append(current_door().aside)  # type: ignore[union-attr]
+    assert any(ways)
+    assert any(s.chosen for s in pace.STRETCHES.values())
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
