@@ -221,6 +221,13 @@ def keeper(config: Config) -> Keeper | None:
         return _KEEPERS[rows]
 
 
+def forget_loaded() -> None:
+    """Keep no executable in memory; what the stores hold stays there."""
+    for each in list(_KEEPERS.values()):
+        if each is not None:
+            each.loaded.clear()
+
+
 def _open(config: Config) -> Keeper | None:
     try:
         return Keeper(config)

@@ -36,7 +36,7 @@ class RunCheck:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Executable:
     """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took."""
 

@@ -70,9 +70,6 @@ READERS: tuple[Guard, ...] = (
     Guard(torch, "tensor_split", operands=True),
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
-)
-# Printing and copying run many small ops on the tensor; natively, so that a print compiles nothing.
-PRINTERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__repr__"),
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
@@ -101,16 +98,18 @@ def _settled(t: Any, guard: Guard) -> None:
         native.mark_exposed(storage)
 
 
-def _wrap(guard: Guard, original: Callable[..., Any], printing: bool) -> Callable[..., Any]:
+def _wrap(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
-        door = current_door() if printing else None
+        door = current_door()
         if door is None:
             return original(*args, **kwargs)
+        # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
+        # they find what they make, and that a print compiles nothing.
         with without(door):
             return original(*args, **kwargs)
 
@@ -257,9 +256,7 @@ def install() -> None:
         if _users > 1:
             return
         for guard in READERS:
-            _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=False))
-        for guard in PRINTERS:
-            _patch(guard.owner, guard.name, functools.partial(_wrap, guard, printing=True))
+            _patch(guard.owner, guard.name, functools.partial(_wrap, guard))
         for name in TRACERS:
             _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
         _patch(torch, "compile", _before_compile)

@@ -130,7 +130,7 @@ class FrontDoor(TorchDispatchMode):
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
         kind = info.kind
-        if pace.native and kind in _LEFT_ALONE:
+        if pace.native and kind in _LEFT_ALONE and not info.writes_list:
             _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
@@ -144,6 +144,13 @@ class FrontDoor(TorchDispatchMode):
             return self._other(stream, info, args, kwargs)
 
     def _compute(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = self._computed(stream, mode, info, args, kwargs)
+        if info.writes_list:
+            # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
+            torch.autograd.graph.increment_version(args[info.written[0]])
+        return out
+
+    def _computed(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
         config = stream.config
         if config.log == "ops":
             _print(info, args, kwargs)
@@ -153,9 +160,6 @@ class FrontDoor(TorchDispatchMode):
             return native.run_through(stream, info, args, kwargs, "region.native")
         before = len(stream.nodes)
         out = record.record(stream, info, args, kwargs)
-        if info.written and info.op._schema.name.startswith("aten::_foreach_"):
-            # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
-            torch.autograd.graph.increment_version(args[info.written[0]])
         pending = len(stream.nodes)
         if mode == "fused":
             if pending >= config.max_pending:

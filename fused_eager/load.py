@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from dataclasses import dataclass
 
 from fused_eager.fusion_rules import precision
 
-from . import plan, telling
+from . import mappings, plan, telling
 from .buffers import Home
-from .caching import keeper
+from .caching import forget_loaded, keeper
+from .compile import MEMORY as EXECUTABLES
 from .compile import Executable, load_or_compile
 from .config import Config
 from .errors import IslandRefused
@@ -20,6 +22,7 @@ from .plan import Plan, Region
 from .reasons import Reason
 from .site import describe
 from .stream import Node, Stream
+from .trace import MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,20 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     return ready
 
 
+def _make_room() -> None:
+    """Forget all executables where there would soon be too many."""
+    found = mappings.crowded()
+    if found is not None:
+        EXECUTABLES.clear()
+        forget_loaded()
+        MEMORY.forget()
+        gc.collect()
+        LOG.emit("forgotten", maps=found[0], allowed=found[1])
+
+
 def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
     nodes, config = stream.nodes, stream.config
+    _make_room()
     homes = homes_of_values(stream)
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]

@@ -40,6 +40,11 @@ class OpInfo:
     island: str  # why XLA cannot run it; "" if it can
     scattered: bool = False  # it fills an `out=` from other places of its operands than it writes
 
+    @property
+    def writes_list(self) -> bool:
+        """Whether it writes the elements of a list (`_foreach_add_`)."""
+        return bool(self.written) and self.op._schema.name.startswith("aten::_foreach_")
+
 
 # Ops that write arguments although their schema does not say so: (argument names), when the named flag is true.
 HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str]] = {

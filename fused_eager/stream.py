@@ -184,6 +184,7 @@ class Stream:
     pace: Pace = field(default_factory=Pace)
     at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
     thread: int = field(default_factory=threading.get_ident)  # whose ops these are
+    root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
 
@@ -216,4 +217,7 @@ class Stream:
         self.reads = {}
         self.vids = 0
         self.epoch += 1
-        self.ended, self.guess, self.at = self.at, self.at.then, MEMORY.root
+        # What was forgotten in between must not come back by way of what used to follow what.
+        known = self.root is MEMORY.root
+        self.ended, self.guess = (self.at, self.at.then) if known else (None, None)
+        self.root = self.at = MEMORY.root

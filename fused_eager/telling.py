@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from . import causes, measuring
 from .bounded import Bounded
@@ -95,7 +96,7 @@ def _line(site: Site) -> str:
 
 _lock = threading.Lock()
 _numbers: Bounded[Any, int] = Bounded(4096)
-_codes: Bounded[int, tuple[Executable, int]] = Bounded(8192)  # by address, which holding them keeps unique
+_codes: WeakKeyDictionary[Executable, int] = WeakKeyDictionary()
 _told = _made = 0
 
 
@@ -132,14 +133,14 @@ def planned(
 def _code(executable: Executable, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> int:
     """The number of an executable: plans that differ in what is donated, or in other regions, may share one."""
     global _made
-    found = _codes.get(id(executable))
-    if found is None or found[0] is not executable:
+    found = _codes.get(executable)
+    if found is None:
         _made += 1
-        found = _codes[id(executable)] = executable, _made
+        found = _codes[executable] = _made
         if executable.name not in _thread.fresh:
             # From a cache: what is compiled next is compared with it all the same.
             causes.MEMORY.cause(causes.of(nodes, region, homes, True))
-    return found[1]
+    return found
 
 
 def _nbytes(home: Home) -> int:

@@ -162,6 +162,14 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "forgotten",
+            "All executables were forgotten: the process had nearly as many memory mappings as the system allows.",
+            (
+                Field("maps", "integer", "mappings of the process"),
+                Field("allowed", "integer", "vm.max_map_count, which can be raised"),
+            ),
+        ),
+        Kind(
             "island",
             "An op runs natively. Once per kind of call where it is part of a plan, each time where it runs at once.",
             (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fused_eager import fused_eager
+from fused_eager import fused_eager, pace
 from tests.semantics.programs import MODES, check
 
 
@@ -123,5 +123,30 @@ def test_a_pointwise_output_may_be_an_operand(mode: str) -> None:
         x = torch.ones(4, 6) * 2
         torch.add(x, 1, out=x)
         return torch.mul(x, x, out=x)
+
+    check(program, mode)
+
+
+@pytest.mark.parametrize("native", ["never", "measured"])
+def test_versions_of_the_elements_of_a_list(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace.Stretch, "wants_native", lambda self: native == "measured")
+
+    def program() -> list[int]:
+        a, b = torch.ones(3), torch.tensor(1.0)
+        for _ in range(3):
+            torch._foreach_mul_([a, b], [0.5, 3])
+            a.sum().item()
+        return [a._version, b._version]
+
+    with fused_eager(native=native):
+        assert program() == [3, 3]
+
+
+def test_dlpack_of_a_lazy_negation(mode: str) -> None:
+    def program() -> list[float]:
+        x = torch.ones(3, 2) * 2
+        lazy = torch.complex(x, x).conj().imag
+        plain = lazy.resolve_neg().numpy().tolist()
+        return [torch.from_dlpack(lazy.detach()).sum().item(), *lazy.tolist()[0], *plain[0]]
 
     check(program, mode)
