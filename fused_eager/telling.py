@@ -155,7 +155,7 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
     lines: dict[tuple[str, str, bool], collections.Counter[str]] = {}
     inner = 0
     kept = set(r.outputs)
-    for i in r.nodes:
+    for i in sorted(r.nodes):
         site = describe(nodes[i].place)
         ops = lines.setdefault((str(site), site.module, site.backward), collections.Counter())
         ops[str(nodes[i].op)] += 1

@@ -147,3 +147,16 @@ def test_a_failed_check_is_the_first_of_the_program() -> None:
 
     with pytest.raises(IndexError, match=r"raised by aten.embedding"), fused_eager(mode="fused"):
         lookups()
+
+
+def test_what_people_read_follows_the_program() -> None:
+    def body() -> None:
+        a = torch.ones(5).tanh()
+        b = torch.ones(5).exp()
+        c = torch.ones(5).neg()
+        (a * b - c).tolist()
+
+    with events("plan") as seen, fused_eager(mode="fused"):
+        body()
+    lines = [int(site.rpartition(":")[2]) for site, *_ in seen[-1].data["regions"][0]["lines"]]
+    assert len(lines) > 3 and lines == sorted(lines)

@@ -166,6 +166,7 @@ class Facts:
     failures: list[dict[str, Any]] = field(default_factory=list)
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
     built: list[Built] = field(default_factory=list)
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
 
@@ -351,6 +352,9 @@ class Adder:
 
     def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.mismatches.append(d)
+
+    def _pace(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.choices[d["site"]] = d
 
     def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
         row = self._built.get(d["site"])

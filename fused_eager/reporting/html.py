@@ -73,6 +73,7 @@ def _model(report: Report) -> dict[str, Any]:
         "syncs": top(f.syncs, "waited", ROWS),
         "cuts": [c for c in top(f.cuts, "count", ROWS) if c.reason != "mode.single"],
         "islands": top(f.islands, "count", ROWS),
+        "choices": list(f.choices.values())[:ROWS],
         "modules": sorted(f.modules.items(), key=lambda item: (-item[1][1], -item[1][0]))[:ROWS],
         "codes": CODES,
     }

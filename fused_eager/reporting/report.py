@@ -75,6 +75,11 @@ class Report:
         """Ops that ran natively, each with its reason and line."""
         return {i.op: f"{i.reason} ({i.site})" for i in self.facts.islands}
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """Lines from which the program was timed up to its next read, each with the way that was the faster one."""
+        return {site: "native" if c["native"] else "fused" for site, c in self.facts.choices.items()}
+
     def __str__(self) -> str:
         from .text import render
 

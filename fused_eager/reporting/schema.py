@@ -182,7 +182,7 @@ KINDS: dict[str, Kind] = {
             "pace",
             "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively.",
             (
-                Field("site", "text", "the line of the read"),
+                Field("site", "text", "the line of its first op"),
                 Field("native", "boolean", "whether it runs natively from now on"),
                 Field("fused_s", "number", "seconds of the fastest fused stretch"),
                 Field("native_s", "number", "seconds of the fastest native one"),

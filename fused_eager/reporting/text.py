@@ -143,4 +143,10 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         lines += ["", "Ops that ran natively:"]
         for i in top(f.islands, "count", ROWS):
             lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
+    if f.choices:
+        lines += ["", 'The faster way, measured (native="never" always fuses):']
+        for c in list(f.choices.values())[:ROWS]:
+            way, times = "native" if c["native"] else "fused", (duration(c["fused_s"]), duration(c["native_s"]))
+            words = f"from {short(c['site'])} to the next read: {times[0]} fused, {times[1]} natively"
+            lines.append(f"  {way:<6}  {words}"[:WIDTH])
     return lines

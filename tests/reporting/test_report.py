@@ -73,6 +73,17 @@ def test_a_run_without_fault_says_so() -> None:
     assert "Nothing to change" in str(_two_rounds().report)
 
 
+def test_the_way_that_was_faster_is_told_where_it_was_measured() -> None:
+    log = Log()
+    log.flush()
+    log.tell("pace", site="a.py:7", native=False, fused_s=0.1, native_s=0.3)
+    log.tell("pace", site="a.py:7", native=True, fused_s=0.3, native_s=0.1)
+    found = log.report
+    assert found.choices == {"a.py:7": "native"}
+    assert "native  from a.py:7 to the next read: 300 ms fused, 100 ms natively" in str(found)
+    assert "The faster way, measured" in found.html()
+
+
 def test_a_log_that_ends_while_compiling_says_what() -> None:
     log = _two_rounds()
     log.tell("compiling", region="12 ops from train.py:3")
