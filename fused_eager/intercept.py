@@ -109,7 +109,8 @@ class FrontDoor(TorchDispatchMode):
         pace = stream.pace
         if pace.waiting and stream.config.measures:
             _begin(stream, func, args)
-        if pace.native and id(func) in _HARMLESS and _nothing_is_pending() and stream.config.measures:
+        natively = stream.spell.left or (pace.native and stream.config.measures)
+        if natively and id(func) in _HARMLESS and _nothing_is_pending():
             return func(*args, **(kwargs or {}))
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
@@ -130,7 +131,7 @@ class FrontDoor(TorchDispatchMode):
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
         kind = info.kind
-        if pace.native and kind in _LEFT_ALONE and not info.writes_list:
+        if natively and kind in _LEFT_ALONE and not info.writes_list:
             _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return func(*args, **kwargs)
@@ -252,8 +253,8 @@ def stepped(door: FrontDoor) -> None:
         door.step_aside(rest)
 
 
-# In a native stretch, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity, because the
-# hash of an overload is computed in Python.
+# In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,
+# because the hash of an overload is computed in Python.
 _LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM})
 _HARMLESS: set[int] = set()
 
