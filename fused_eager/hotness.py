@@ -3,8 +3,10 @@
 A loop whose shapes keep changing (a growing KV cache, ragged batches) would compile for ever. Streams that run the
 same ops on other shapes are variants of one *skeleton*. The first few variants are compiled at once. From then on the
 skeleton is unstable: a further variant is compiled only when it has come back often enough to pay for it, and until
-then its nodes run through ATen. A thread that sees nothing but such streams stops recording for a spell: its ops run
-natively at once, as in eager, and one stream is recorded now and then to see whether things have settled.
+then its nodes run through ATen. It pays, as with renting or buying skis, once running it natively has taken as long as
+compiling a variant did: so it never costs more than twice what knowing the future would. A thread that sees nothing but
+such streams stops recording for a spell: its ops run natively at once, as in eager, and one stream is recorded now and
+then to see whether things have settled.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from .bounded import Bounded
 
 VARIANTS = 4  # shapes of one skeleton that are compiled at first sight
-SIGHTINGS = 3  # how often a further one has to come before it is compiled
+SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording
 SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
 
@@ -26,6 +28,8 @@ class Skeletons:
 
     variants: Bounded[Hashable, set[Hashable]] = field(default_factory=lambda: Bounded(4096))
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
+    cost: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds to compile one variant
+    spent: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds of a variant on ATen
 
     def is_hot(self, skeleton: Hashable, signature: Hashable) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting."""
@@ -38,10 +42,19 @@ class Skeletons:
             seen.add(signature)
             return True
         self.sightings[signature] = self.sightings.get(signature, 0) + 1
-        if self.sightings[signature] < SIGHTINGS:
+        if self.sightings[signature] < SIGHTINGS or self.spent.get(signature, 0.0) < self.cost.get(skeleton, 0.0):
             return False
         del self.sightings[signature]
+        self.spent.pop(signature, None)
         return True
+
+    def compiled(self, skeleton: Hashable, seconds: float) -> None:
+        """A variant took so long to compile, or to load."""
+        self.cost[skeleton] = max(seconds, self.cost.get(skeleton, 0.0))
+
+    def ran(self, signature: Hashable, seconds: float) -> None:
+        """A variant took so long on ATen."""
+        self.spent[signature] = self.spent.get(signature, 0.0) + seconds
 
 
 SKELETONS = Skeletons()
@@ -54,9 +67,14 @@ class Spell:
     unstable: int = 0
     left: int = 0
     length: int = SPELL
+    passed: int = 0  # sync points since the last stream that was recorded
+    last: Hashable = None
+    weight: int = 1  # how many streams the last one stands for: where it has settled, those of the spell as well
 
-    def saw(self, hot: bool) -> None:
+    def saw(self, hot: bool, signature: Hashable = None) -> None:
         """A stream was run: compiled (hot), or node by node because its shapes are new."""
+        self.weight = 1 + self.passed if signature is not None and signature == self.last else 1
+        self.last, self.passed = signature, 0
         if hot:
             self.unstable, self.length = 0, SPELL
             return
@@ -68,4 +86,6 @@ class Spell:
 
     def passed_sync(self) -> None:
         """Count down at a sync point."""
-        self.left = max(0, self.left - 1)
+        if self.left:
+            self.left -= 1
+            self.passed += 1

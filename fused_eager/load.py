@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from fused_eager.fusion_rules import precision
@@ -33,7 +35,7 @@ class Ready:
     executables: tuple[Executable | None, ...]
     checked: bool
     number: int  # names the plan in events
-    compiled: bool = True
+    unstable: Hashable = None  # its signature, if it runs on ATen because its shapes keep changing
 
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
@@ -50,12 +52,15 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     if ready is None:
         stream.pace.restart()
         signature = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]), ending)
-        if config.mode != "fused" or SKELETONS.is_hot(tuple([n.number for n in nodes]), signature):
+        skeleton = tuple([n.number for n in nodes])
+        if config.mode != "fused" or SKELETONS.is_hot(skeleton, signature):
+            began = time.perf_counter()
             ready = known[ending] = _make_ready(stream, live, donatable, reason)
+            SKELETONS.compiled(skeleton, time.perf_counter() - began)
         else:
-            ready = _on_aten(stream, live)
+            ready = _on_aten(stream, live, signature)
             LOG.count("unstable stream")
-    stream.spell.saw(hot=ready.compiled)
+    stream.spell.saw(ready.unstable is None, ready.unstable)
     return ready
 
 
@@ -104,7 +109,7 @@ def homes_of_values(stream: Stream) -> dict[int, Home]:
     return homes
 
 
-def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
+def _on_aten(stream: Stream, live: frozenset[int], signature: Hashable) -> Ready:
     """The whole stream as one ATen region: its shapes change too often to be compiled."""
     nodes = stream.nodes
     why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
@@ -112,7 +117,7 @@ def _on_aten(stream: Stream, live: frozenset[int]) -> Ready:
     homes = homes_of_values(stream)
     made = plan.make_plan(nodes, live, frozenset(), homes, everything, len(nodes), why)
     number = telling.planned(made, nodes, homes, again=True)
-    return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, compiled=False)
+    return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, unstable=signature)
 
 
 def _executable(stream: Stream, region: Region, homes: dict[int, Home]) -> Executable | None:

@@ -8,6 +8,7 @@ given away that would be needed to undo.
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from . import audit, buffers, measuring, telling
 from .borrow import borrow
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
+from .hotness import SKELETONS
 from .island import run_nodes
 from .load import Ready, homes_of_values, load
 from .plan import Region
@@ -210,6 +212,7 @@ def _finish(stream: Stream) -> None:
     assert execution is not None
     if stream.nodes is execution.nodes:
         stream.reset()
+    unstable, began = execution.ready.unstable, time.perf_counter()
     try:
         execution.advance()
     except Exception as error:
@@ -218,6 +221,8 @@ def _finish(stream: Stream) -> None:
         raise
     _assign(execution, execution.assigned)
     stream.unfinished = None
+    if unstable is not None:
+        SKELETONS.ran(unstable, stream.spell.weight * (time.perf_counter() - began))
 
 
 def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:

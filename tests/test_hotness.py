@@ -22,6 +22,18 @@ def test_a_further_variant_is_compiled_when_it_keeps_coming() -> None:
     assert [s.is_hot("a", 99) for _ in range(SIGHTINGS)] == [False] * (SIGHTINGS - 1) + [True]
 
 
+def test_it_is_compiled_once_running_it_natively_has_taken_as_long() -> None:
+    s, asked = Skeletons(), 0
+    for i in range(VARIANTS):
+        s.is_hot("a", i)
+        s.compiled("a", 2.0)
+    while not s.is_hot("a", 99):
+        s.ran(99, 0.125)
+        asked += 1
+    assert asked == 16
+    assert not s.is_hot("a", 98), "every variant pays for itself"
+
+
 def test_sightings_are_forgotten_in_the_end() -> None:
     s = Skeletons()
     for i in range(20_000):
@@ -47,6 +59,19 @@ def test_a_spell_begins_after_unstable_streams_in_a_row() -> None:
     assert spell.left == 0, "a hot one in between starts the count again"
     spell.saw(hot=False)
     assert spell.left == SPELL
+
+
+def test_a_stream_that_has_settled_stands_for_its_spell() -> None:
+    spell = Spell()
+    for _ in range(PATIENCE):
+        spell.saw(False, "same")
+    assert spell.weight == 1
+    while spell.left:
+        spell.passed_sync()
+    spell.saw(False, "same")
+    assert spell.weight == 1 + SPELL
+    spell.saw(False, "other")
+    assert spell.weight == 1
 
 
 def test_spells_grow_up_to_a_limit_and_start_small_again() -> None:
@@ -88,7 +113,7 @@ def test_a_shape_that_settles_is_compiled() -> None:
         for n in range(2, 12):
             work(n)
         with events("compile") as seen:
-            for _ in range(40 * SPELL):
+            for _ in range(400 * SPELL):
                 work(50)
                 if seen:
                     break
