@@ -21,7 +21,7 @@ from .events import LOG
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Steady
 from .reasons import Reason
-from .stream import Stream
+from .stream import STREAMS, Stream
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -157,6 +157,8 @@ class FrontDoor(TorchDispatchMode):
             _print(info, args, kwargs)
         if stream.spell.left:
             return native.run_through(stream, info, args, kwargs, "region.unstable")
+        if self.lender is not None and self.lender.aside:
+            return native.run_through(stream, info, args, kwargs, "region.native")
         if stream.pace.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
         before = len(stream.nodes)
@@ -247,10 +249,19 @@ def stepped(door: FrontDoor) -> None:
             run.wait()
         boundary(stream, site.here(), True, stepped=True)
     rest = stream.pace.rest()
-    if rest:
-        run.settle_all(Reason("region.native"), only=stream)
-        run.wait()
-        door.step_aside(rest)
+    if rest and _is_alone(door):
+        with LOCK:
+            run.settle_all(Reason("region.native"))
+            run.wait()
+            door.step_aside(rest)
+
+
+def _is_alone(door: FrontDoor) -> bool:
+    """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
+    aside does not see that he reads one."""
+    own = {door, *door.lent}
+    mine = [each.stream for each in own]
+    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in list(STREAMS))
 
 
 # In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,

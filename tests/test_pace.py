@@ -290,3 +290,47 @@ def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
         thread.start()
         thread.join()
     assert found == [(1, [2.0] * 3)]
+
+
+def test_what_other_threads_make_while_it_stands_aside_can_be_read(native_wins: None) -> None:
+    step, ready, go, made = trainer(True), threading.Event(), threading.Event(), []
+
+    def body() -> None:
+        made.append(torch.ones(3) * 2)  # pending when the starter steps aside
+        ready.set()
+        go.wait(30)
+        made.append(torch.ones(3) * 3)  # made while it stands aside
+        ready.set()
+
+    with fused_eager(native="measured"):
+        thread = threading.Thread(target=body)
+        thread.start()
+        ready.wait(30)
+        ready.clear()
+        stand_aside(step)
+        assert (made[0] + 1).tolist() == [3.0] * 3
+        go.set()
+        ready.wait(30)
+        assert (made[1] + 1).tolist() == [4.0] * 3
+        thread.join()
+
+
+def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: None) -> None:
+    step, ready, go = trainer(True), threading.Event(), threading.Event()
+
+    def body() -> None:
+        with fused_eager(mode="fused"):
+            x = torch.ones(3) * 2
+            ready.set()
+            go.wait(30)
+            assert x.tolist() == [2.0] * 3
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    ready.wait(30)
+    with fused_eager(native="measured"):
+        for _ in range(40):
+            step()
+            assert not current_door().aside  # type: ignore[union-attr]
+    go.set()
+    thread.join()
