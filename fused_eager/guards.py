@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fused_eager.fusion_rules.lowering import leaves
 
@@ -241,6 +241,12 @@ def cut(reason: Reason) -> None:
         run.flush(door.stream, reason)
 
 
+def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+    door = current_door()
+    if door is not None:
+        door.stream.pace.stepping = True
+
+
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     cut(Reason("cut.optimizer", type(optimizer).__name__))
     door = current_door()
@@ -266,6 +272,7 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
+        _undo.append(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
 

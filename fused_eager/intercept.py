@@ -220,7 +220,7 @@ class FrontDoor(TorchDispatchMode):
 
 def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
     """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
-    if stream.config.measures:
+    if stream.config.measures and not stream.pace.stepping:
         if stream.spell.left:
             stream.pace.restart()
         stream.pace.passed(place, waited, stepped)
@@ -238,6 +238,7 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
 def stepped(door: FrontDoor) -> None:
     """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
     stream = door.stream
+    stream.pace.stepping = False
     if door.aside:
         door.stood_aside()
         return

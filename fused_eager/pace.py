@@ -106,6 +106,7 @@ class Pace:
     running: Stretch | None = None
     began: float = 0.0
     disturbed: bool = True  # the stretch that is running does not count
+    stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
     unread: bool = True  # nothing has been read since the last optimizer step
     sure: bool = True  # native was chosen for every stretch since then
 

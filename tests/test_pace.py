@@ -236,6 +236,26 @@ def test_what_is_left_of_its_time_aside_is_kept_for_the_next_context(
     assert any(s.chosen for s in pace.STRETCHES.values())
 
 
+def test_what_an_optimizer_reads_for_itself_is_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reading(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad.norm().item()
+            return super().step(closure)
+
+    model = torch.nn.Linear(4, 2)
+    optimizer, x = Reading(model.parameters(), lr=0.01), torch.randn(8, 4)
+    with fused_eager(native="measured"):
+        for _ in range(3):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    assert sum(not stepped for _, stepped in pace.BOUNDARIES) == 1  # the read of the loss
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
