@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from . import run
@@ -101,15 +100,15 @@ def close(door: FrontDoor) -> None:
     failed: list[Exception] = []
     with LOCK:
         door.open = False
-        steps: list[Callable[[], None]] = [partial(close, each) for each in door.lent]
-        if door.stream.config.mode != "off":
-            steps.append(partial(run.settle_all, Reason("cut.exit"), only=door.stream))
-        for step in steps:
+        for each in (*list(door.lent), door):
             try:
-                step()
+                if each is not door:
+                    close(each)
+                elif door.stream.config.mode != "off":
+                    run.settle_all(Reason("cut.exit"), only=door.stream)
             except Exception as error:
                 failed.append(error)
-        door.stream.config = door.stream.config.replace(mode="off")
+            each.stream.config = each.stream.config.replace(mode="off")
         door.lent.clear()
     if failed:
         raise failed[0]
