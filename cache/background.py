@@ -19,7 +19,10 @@ class Writer:
     At exit the process waits up to `exit_flush_s` for what is queued.
     """
 
-    def __init__(self, max_bytes: int = 512 << 20, exit_flush_s: float = 5.0) -> None:
+    def __init__(
+        self, max_bytes: int = 512 << 20, exit_flush_s: float = 5.0, name: str = "fused-eager-cache-writer"
+    ) -> None:
+        self.name = name
         self.max_bytes = max_bytes
         self.exit_flush_s = exit_flush_s
         self._thread: threading.Thread | None = None
@@ -34,7 +37,7 @@ class Writer:
             if self._bytes + size > self.max_bytes:
                 return False
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._work, name="fused-eager-cache-writer", daemon=True)
+                thread = threading.Thread(target=self._work, name=self.name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # the interpreter is shutting down

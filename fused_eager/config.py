@@ -43,8 +43,10 @@ class Config:
     """The options of one context. One that exists is valid: a wrong value raises `OptionError` at construction."""
 
     mode: Mode = _row("fused", "how ops run: one at a time and checked, one at a time, in fused regions, or untouched")
-    compile: Literal["auto", "blocking"] = _row(
-        "auto", "blocking: choose nothing by measured time, so that runs are reproducible bit for bit"
+    compile: Literal["auto", "wait", "blocking"] = _row(
+        "auto",
+        "auto: ATen runs what is not compiled yet, and only what comes again is compiled; wait: the program waits for "
+        "the compiler; blocking: and nothing is chosen by measured time, so that runs are reproducible bit for bit",
     )
     max_pending: int = _row(4096, "ops that may be pending before they are run without being asked for", minimum=1)
     max_region: int = _row(1024, "ops that one region may hold", minimum=1)
@@ -91,6 +93,11 @@ class Config:
     def measures(self) -> bool:
         """Whether stretches of the program may run natively because that was measured to be faster."""
         return self.mode == "fused" and self.native == "measured" and self.compile != "blocking"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the program waits for the compiler. Who refuses islands has to be told where they are."""
+        return self.mode != "fused" or self.compile != "auto" or self.islands != "allow"
 
     @property
     def validates(self) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import guards, run, site, threads
+from . import background, guards, run, site, threads
 from .caching import keeper
 from .config import Config, resolve
-from .intercept import FrontDoor, boundary
+from .intercept import FrontDoor, boundary, passed_sync
 from .reasons import Reason
 from .threads import THREAD, ThreadState
 
@@ -23,8 +23,10 @@ def current_mode() -> str:
     return THREAD.configs[-1].mode if THREAD.configs else "off"
 
 
-def sync() -> None:
+def sync(*, compiled: bool = False) -> None:
     """Finish all pending work of this thread: afterwards every tensor's memory holds its value.
+
+    With `compiled`, wait as well until what is being compiled in the background is compiled.
 
     Raises:
         Exception: what a pending op would have raised in eager, with the op and its line in the message.
@@ -32,7 +34,10 @@ def sync() -> None:
     door = THREAD.door
     if door is not None:
         run.settle_all(Reason("sync.call"), only=door.stream)
+        passed_sync(door.stream)
         boundary(door.stream, site.here(), True)
+    if compiled:
+        background.wait()
 
 
 class fused_eager:

@@ -26,7 +26,7 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from . import native, run, telling
 from .buffers import TABLE, storage_of
-from .intercept import stepped
+from .intercept import passed_sync, stepped
 from .quiet import adopt, inside, without
 from .reasons import Reason
 from .threads import current_door, in_context_of
@@ -237,7 +237,7 @@ def cut(reason: Reason) -> None:
     """Flush the calling thread's stream, if it has one in mode fused."""
     door = current_door()
     if door is not None and door.stream.config.mode == "fused":
-        door.stream.spell.passed_sync()
+        passed_sync(door.stream)
         run.flush(door.stream, reason)
 
 

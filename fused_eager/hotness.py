@@ -11,7 +11,7 @@ then to see whether things have settled.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from .bounded import Bounded
@@ -29,10 +29,20 @@ class Skeletons:
     variants: Bounded[Hashable, set[Hashable]] = field(default_factory=lambda: Bounded(4096))
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
     cost: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds to compile one variant
-    spent: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds of a variant on ATen
+    spent: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds of its shapes on ATen
+    singles: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))  # shapes in a row that came once
 
-    def is_hot(self, skeleton: Hashable, signature: Hashable) -> bool:
-        """Whether to compile a stream that has no executable yet. Counts the sighting."""
+    def came_once(self, skeleton: Hashable) -> bool:
+        """Other shapes than ever before have come. Returns whether that is all that happens to this skeleton."""
+        self.singles[skeleton] = self.singles.get(skeleton, 0) + 1
+        return self.singles[skeleton] > VARIANTS
+
+    def is_hot(self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None) -> bool:
+        """Whether to compile a stream that has no executable yet. Counts the sighting.
+
+        `shapes` is the part of the signature that says how long ATen takes for it.
+        """
+        self.singles.pop(skeleton, None)
         seen = self.variants.get(skeleton)
         if seen is None:
             seen = self.variants[skeleton] = set()
@@ -42,19 +52,19 @@ class Skeletons:
             seen.add(signature)
             return True
         self.sightings[signature] = self.sightings.get(signature, 0) + 1
-        if self.sightings[signature] < SIGHTINGS or self.spent.get(signature, 0.0) < self.cost.get(skeleton, 0.0):
+        if self.sightings[signature] < SIGHTINGS or self.spent.get(shapes, 0.0) < self.cost.get(skeleton, 0.0):
             return False
         del self.sightings[signature]
-        self.spent.pop(signature, None)
+        self.spent.pop(shapes, None)
         return True
 
     def compiled(self, skeleton: Hashable, seconds: float) -> None:
         """A variant took so long to compile, or to load."""
         self.cost[skeleton] = max(seconds, self.cost.get(skeleton, 0.0))
 
-    def ran(self, signature: Hashable, seconds: float) -> None:
+    def ran(self, shapes: Hashable, seconds: float) -> None:
         """A variant took so long on ATen."""
-        self.spent[signature] = self.spent.get(signature, 0.0) + seconds
+        self.spent[shapes] = self.spent.get(shapes, 0.0) + seconds
 
 
 SKELETONS = Skeletons()
@@ -70,6 +80,21 @@ class Spell:
     passed: int = 0  # sync points since the last stream that was recorded
     last: Hashable = None
     weight: int = 1  # how many streams the last one stands for: where it has settled, those of the spell as well
+    until: Callable[[], bool] | None = None  # what ends this spell, instead of a number of sync points
+
+    @property
+    def code(self) -> str:
+        """Why ops run natively now."""
+        return "region.unstable" if self.until is None else "region.new"
+
+    def rest(self, until: Callable[[], bool]) -> None:
+        """Begin a spell that lasts until something has happened, and then to the next sync point."""
+        self.until, self.left, self.passed = until, 1, 0
+
+    def wake(self) -> None:
+        """It has happened. From another thread: where no sync points come, nothing else would end the spell."""
+        if self.until is not None and not self.passed:
+            self.until, self.left = None, 0
 
     def saw(self, hot: bool, signature: Hashable = None) -> None:
         """A stream was run: compiled (hot), or node by node because its shapes are new."""
@@ -86,6 +111,10 @@ class Spell:
 
     def passed_sync(self) -> None:
         """Count down at a sync point."""
-        if self.left:
+        if not self.left:
+            return
+        self.passed += 1
+        if self.until is None:
             self.left -= 1
-            self.passed += 1
+        elif self.until():
+            self.until, self.left = None, 0

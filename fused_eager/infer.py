@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 from .trap import storage_of
 
 _FAKE = FakeTensorMode(allow_non_fake_inputs=False)
+_FAKE.cache_enabled = False  # a key for each op inside costs as much as the op; what comes out is remembered by `calls`
 
 
 @dataclass(frozen=True, slots=True)

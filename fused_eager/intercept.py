@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import native, quiet, record, run, site
+from . import background, native, quiet, record, run, site
 from .buffers import LOCK, TABLE
 from .config import Config
 from .events import LOG
@@ -156,7 +156,7 @@ class FrontDoor(TorchDispatchMode):
         if config.log == "ops":
             _print(info, args, kwargs)
         if stream.spell.left:
-            return native.run_through(stream, info, args, kwargs, "region.unstable")
+            return native.run_through(stream, info, args, kwargs, stream.spell.code)
         if self.lender is not None and self.lender.aside:
             return native.run_through(stream, info, args, kwargs, "region.native")
         if stream.pace.native and config.measures:
@@ -203,7 +203,7 @@ class FrontDoor(TorchDispatchMode):
                 return native.change_storage(stream, info, args, kwargs)
             return info.op(*args, **kwargs)
         LOG.count(f"sync {info.op}")
-        stream.spell.passed_sync()
+        passed_sync(stream)
         place, waits = site.here(), native.is_away([args, kwargs])
         if not waits and not info.written:
             out = info.op(*args, **kwargs)
@@ -218,10 +218,17 @@ class FrontDoor(TorchDispatchMode):
         return out
 
 
+def passed_sync(stream: Stream) -> None:
+    """A sync point: where a thread that runs natively for a spell may go on recording."""
+    if stream.spell.left:
+        stream.pace.restart()
+        stream.spell.passed_sync()
+
+
 def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
     """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
     if stream.config.measures and not stream.pace.stepping:
-        if stream.spell.left:
+        if stream.spell.left or background.busy():
             stream.pace.restart()
         stream.pace.passed(place, waited, stepped)
 

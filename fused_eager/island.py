@@ -16,7 +16,7 @@ from fused_eager.fusion_rules.spec import contiguous_strides
 
 from . import buffers
 from .events import LOG
-from .plan import Region
+from .plan import Region, operands
 from .site import describe
 from .stream import Hole, Node, Ref, Result, Use
 
@@ -59,10 +59,11 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             What does not depend on it has been run.
     """
     first: Exception | None = None
+    chosen = region.ended_by.code in ("region.new", "region.unstable")  # not because an op has no lowering
+    dying = _dying(nodes, region)
     for i in region.nodes:
         node = nodes[i]
-        needed = [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]
-        if any(v not in values for v in needed):
+        if any(v not in values for v in operands(node)):
             continue  # it depends on what has failed
         try:
             run_node(node, values)
@@ -70,9 +71,25 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             if first is None:
                 first = annotated(error, node)
                 first.__cause__ = error
-        LOG.count(f"island {node.op}")
+        if not chosen:
+            LOG.count(f"island {node.op}")
+        # As in eager, memory goes to the next op while it is still in the processor's cache.
+        for vid in dying.get(i, ()):
+            values.pop(vid, None)
     if first is not None:
         raise first
+
+
+def _dying(nodes: list[Node], region: Region) -> dict[int, list[int]]:
+    """After which node which values, made in the region, are not needed any more."""
+    made = {r.vid for i in region.nodes for r in nodes[i].results}.difference(region.outputs)
+    out: dict[int, list[int]] = {}
+    for i in reversed(region.nodes):
+        for vid in [*operands(nodes[i]), *[r.vid for r in nodes[i].results]]:
+            if vid in made:
+                made.discard(vid)
+                out.setdefault(i, []).append(vid)
+    return out
 
 
 def annotated(error: Exception, node: Node) -> Exception:

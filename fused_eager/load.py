@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, MutableMapping
 from dataclasses import dataclass
 
 from fused_eager.fusion_rules import precision
 
-from . import mappings, plan, telling
+from . import background, mappings, plan, telling
+from .background import Waiting
 from .buffers import Home
 from .caching import forget_loaded, keeper
 from .compile import MEMORY as EXECUTABLES
@@ -35,7 +37,21 @@ class Ready:
     executables: tuple[Executable | None, ...]
     checked: bool
     number: int  # names the plan in events
-    unstable: Hashable = None  # its signature, if it runs on ATen because its shapes keep changing
+    shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
+    unstable: bool = False  # and nothing will be, as they keep changing
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A stream and how it ends, in plain values: what planning and compiling need, in whatever thread."""
+
+    nodes: list[Node]
+    homes: dict[int, Home]
+    live: frozenset[int]
+    donatable: frozenset[int]
+    config: Config
+    reason: Reason
+    switches: tuple[tuple[str, str], ...]
 
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
@@ -49,18 +65,55 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     # An interrupt may have come between a node and its step.
     known = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
-    if ready is None:
+    if not isinstance(ready, Ready):
         stream.pace.restart()
-        signature = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]), ending)
-        skeleton = tuple([n.number for n in nodes])
-        if config.mode != "fused" or SKELETONS.is_hot(skeleton, signature):
-            began = time.perf_counter()
-            ready = known[ending] = _make_ready(stream, live, donatable, reason)
-            SKELETONS.compiled(skeleton, time.perf_counter() - began)
-        else:
-            ready = _on_aten(stream, live, signature)
-            LOG.count("unstable stream")
-    stream.spell.saw(ready.unstable is None, ready.unstable)
+        work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1])
+        found = _find(stream, known, ending, work)
+        if found.shapes is None:
+            known[ending] = found
+        ready = found
+    stream.spell.saw(not ready.unstable, ready.shapes if ready.unstable else None)
+    return ready
+
+
+def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:
+    """What runs a stream that has no executables yet."""
+    _make_room()
+    if work.config.mode != "fused":
+        return _make_ready(work)
+    waiting = known.get(ending)
+    if isinstance(waiting, Waiting) and waiting.asked:
+        if waiting.failed:
+            return _make_ready(work)
+        if waiting.ready is None:
+            background.rest(stream.spell)
+        return waiting.ready or waiting.meanwhile
+    nodes = work.nodes
+    shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
+    skeleton = tuple([n.number for n in nodes])
+    if work.config.waits:
+        if SKELETONS.is_hot(skeleton, (shapes, ending), shapes):
+            return _compiled(work, skeleton)
+        return _on_aten(work, shapes, "region.unstable")
+    forms = background.FORMS.get(shapes)
+    if forms is not None and not SKELETONS.is_hot(skeleton, (shapes, ending), shapes):
+        return _on_aten(work, shapes, "region.unstable")
+    if isinstance(waiting, Waiting):
+        meanwhile = waiting.meanwhile
+    else:
+        unstable = forms is None and SKELETONS.came_once(skeleton)
+        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new")
+        waiting = known[ending] = Waiting(meanwhile, functools.partial(_compiled, work, skeleton), len(nodes))
+    if not background.came_again(shapes, waiting):
+        return meanwhile
+    waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
+    return waiting.ready or meanwhile
+
+
+def _compiled(work: Work, skeleton: Hashable) -> Ready:
+    began = time.perf_counter()
+    ready = _make_ready(work)
+    SKELETONS.compiled(skeleton, time.perf_counter() - began)
     return ready
 
 
@@ -75,20 +128,18 @@ def _make_room() -> None:
         LOG.emit("forgotten", maps=found[0], allowed=found[1])
 
 
-def _make_ready(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
-    nodes, config = stream.nodes, stream.config
-    _make_room()
-    homes = homes_of_values(stream)
+def _make_ready(work: Work) -> Ready:
+    nodes, homes, config = work.nodes, work.homes, work.config
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
-        made = plan.make_plan(
-            nodes, live, frozenset() if checked else donatable, homes, islands, config.max_region, reason
-        )
+        donatable = frozenset() if checked else work.donatable
+        made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason)
         if config.validates:
-            plan.validate(made, nodes, live)
+            plan.validate(made, nodes, work.live)
         try:
-            executables = tuple([_executable(stream, r, homes) for r in made.regions])
+            with precision.as_of(work.switches):
+                executables = tuple([_executable(work, r) for r in made.regions])
         except NodeFailed as failed:
             _make_island(config, nodes[failed.index], failed.reason)
             continue
@@ -109,29 +160,32 @@ def homes_of_values(stream: Stream) -> dict[int, Home]:
     return homes
 
 
-def _on_aten(stream: Stream, live: frozenset[int], signature: Hashable) -> Ready:
-    """The whole stream as one ATen region: its shapes change too often to be compiled."""
-    nodes = stream.nodes
-    why = Reason("region.unstable", f"{len(nodes)} ops", describe(nodes[0].place))
-    everything = dict.fromkeys(range(len(nodes)), "unstable")
-    homes = homes_of_values(stream)
-    made = plan.make_plan(nodes, live, frozenset(), homes, everything, len(nodes), why)
+def _on_aten(work: Work, shapes: Hashable, code: str) -> Ready:
+    """The whole stream as one ATen region; `code` says why."""
+    nodes, homes = work.nodes, work.homes
+    why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
+    everything = dict.fromkeys(range(len(nodes)), code)
+    made = plan.make_plan(nodes, work.live, frozenset(), homes, everything, len(nodes), why)
     number = telling.planned(made, nodes, homes, again=True)
-    return Ready(made, tuple(None for _ in made.regions), checked=False, number=number, unstable=signature)
+    unstable = code == "region.unstable"
+    if unstable:
+        LOG.count("unstable stream")
+    return Ready(made, tuple(None for _ in made.regions), False, number, shapes, unstable)
 
 
-def _executable(stream: Stream, region: Region, homes: dict[int, Home]) -> Executable | None:
+def _executable(work: Work, region: Region) -> Executable | None:
     """The executable of a region; None if ATen runs it, which is also what becomes of one that XLA cannot compile."""
     if region.how != "xla":
         return None
-    config = stream.config
+    config = work.config
     try:
-        kept = keeper(config)
-        return load_or_compile(stream.nodes, region, homes, config.check_bounds, config.progress, kept)
+        # A wait in the background is nobody's, and told to nobody.
+        progress = config.progress and not background.is_own_thread()
+        return load_or_compile(work.nodes, region, work.homes, config.check_bounds, progress, keeper(config))
     except NodeFailed:
         raise
     except Exception as error:
-        place = describe(stream.nodes[region.nodes[0]].place)
+        place = describe(work.nodes[region.nodes[0]].place)
         LOG.emit("compile-failed", ops=len(region.nodes), error=f"{type(error).__name__}: {error}", site=str(place))
         return None
 

@@ -117,6 +117,13 @@ CODES: dict[str, Code] = {
             "with fused_eager(mode=\"fused\"):\n    step(x)",
         ),
         Code(
+            "region.new",
+            "these ops have come for the first time, or are being compiled, so ATen runs them",
+            "none needed: what comes again is compiled; compile=\"wait\" waits for it",
+            "for x in data:  # its first rounds\n    step(x)",
+            "with fused_eager(compile=\"wait\"):\n    for x in data:\n        step(x)",
+        ),
+        Code(
             "region.unstable",
             "these ops keep coming with other shapes, so ATen runs them",
             "pad to a few fixed shapes; drop_last=True",

@@ -212,7 +212,7 @@ def _finish(stream: Stream) -> None:
     assert execution is not None
     if stream.nodes is execution.nodes:
         stream.reset()
-    unstable, began = execution.ready.unstable, time.perf_counter()
+    shapes, began = execution.ready.shapes, time.perf_counter()
     try:
         execution.advance()
     except Exception as error:
@@ -221,8 +221,8 @@ def _finish(stream: Stream) -> None:
         raise
     _assign(execution, execution.assigned)
     stream.unfinished = None
-    if unstable is not None:
-        SKELETONS.ran(unstable, stream.spell.weight * (time.perf_counter() - began))
+    if shapes is not None:
+        SKELETONS.ran(shapes, stream.spell.weight * (time.perf_counter() - began))
 
 
 def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:

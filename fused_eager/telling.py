@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from . import causes, measuring
+from . import background, causes, measuring
 from .bounded import Bounded
 from .buffers import Home
 from .events import LOG
@@ -196,6 +196,7 @@ def compiled(
 ) -> None:
     """A region was compiled: `seconds` in all, `tracing` of them in JAX before XLA."""
     cause = causes.MEMORY.cause(causes.of(nodes, region, homes, flags))
+    waited = not background.is_own_thread()
     _thread.compiled += seconds
     _thread.fresh.add(name)
     LOG.emit(
@@ -204,6 +205,7 @@ def compiled(
         ops=len(region.nodes),
         seconds=seconds,
         tracing=tracing,
+        waited=waited,
         inputs=len(region.inputs),
         outputs=len(region.outputs),
         cause=cause.code,

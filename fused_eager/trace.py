@@ -15,6 +15,7 @@ import torch
 from .bounded import Bounded
 
 if TYPE_CHECKING:
+    from .background import Waiting
     from .buffers import Home
     from .calls import Call
     from .load import Ready
@@ -70,7 +71,7 @@ class Step:
         self.children: dict[Hashable, Step] = {}
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
-        self.ready: Bounded[Hashable, Ready] = Bounded(ENDINGS)
+        self.ready: Bounded[Hashable, Ready | Waiting] = Bounded(ENDINGS)
 
 
 def _root() -> Step:

@@ -5,6 +5,9 @@ The switches are read while lowering, so whoever caches a lowering has to put `s
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -19,8 +22,32 @@ from .spec import JAX_DTYPE, Spec
 LEVELS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 
 
+_fixed = threading.local()
+
+Switches = tuple[tuple[str, str], ...]
+
+
+@contextmanager
+def as_of(switches: Switches) -> Iterator[None]:
+    """In the body, and in this thread, torch's switches are what `switches()` once returned."""
+    before = getattr(_fixed, "switches", None)
+    _fixed.switches = switches
+    try:
+        yield
+    finally:
+        _fixed.switches = before
+
+
+def _fixed_to(name: str) -> str | None:
+    switches = getattr(_fixed, "switches", None)
+    return None if switches is None else dict(switches)[name]
+
+
 # torch refuses to answer by the old names where a program also used the new ones; then only the new ones tell.
 def _matmul_level() -> str:
+    fixed = _fixed_to("float32_matmul_precision")
+    if fixed is not None:
+        return fixed
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -28,13 +55,16 @@ def _matmul_level() -> str:
 
 
 def _cudnn_tf32() -> bool:
+    fixed = _fixed_to("cudnn_tf32")
+    if fixed is not None:
+        return fixed == "True"
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
         return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
-def switches() -> tuple[tuple[str, str], ...]:
+def switches() -> Switches:
     """Everything that `matmul_precision` and `conv_precision` depend on, as names and values."""
     return (
         ("float32_matmul_precision", _matmul_level()),

@@ -16,6 +16,8 @@ _CACHE_HOME = tempfile.TemporaryDirectory(prefix="fused-eager-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE_HOME.name
 # Which way is faster differs from run to run; tests of the choice make it themselves.
 os.environ["FUSED_EAGER_NATIVE"] = "never"
+# When the compiler is done differs too; tests of the background ask for it.
+os.environ["FUSED_EAGER_COMPILE"] = "wait"
 # Two spinning thread pools on two cores stall each other for milliseconds at a time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -91,7 +91,7 @@ def test_what_is_printed_parses_to_the_same_value(name: str) -> None:
     [
         ("mode", "fast", "debug, strict, fused, off"),
         ("mode", "Fused", "debug, strict, fused, off"),
-        ("compile", "later", "auto, blocking"),
+        ("compile", "later", "auto, wait, blocking"),
         ("max_pending", "many", "a whole number at least 1"),
         ("max_pending", "0", "a whole number at least 1"),
         ("max_region", "1.5", "a whole number at least 1"),

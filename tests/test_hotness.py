@@ -27,8 +27,8 @@ def test_it_is_compiled_once_running_it_natively_has_taken_as_long() -> None:
     for i in range(VARIANTS):
         s.is_hot("a", i)
         s.compiled("a", 2.0)
-    while not s.is_hot("a", 99):
-        s.ran(99, 0.125)
+    while not s.is_hot("a", 99, "shapes"):
+        s.ran("shapes", 0.125)
         asked += 1
     assert asked == 16
     assert not s.is_hot("a", 98), "every variant pays for itself"
@@ -46,6 +46,29 @@ def test_skeletons_are_forgotten_in_the_end() -> None:
     for i in range(20_000):
         s.is_hot(i, 0)
     assert len(s.variants) <= 10_000
+
+
+def test_shapes_that_come_once_each_are_noticed() -> None:
+    s = Skeletons()
+    assert [s.came_once("a") for _ in range(VARIANTS + 2)] == [False] * VARIANTS + [True] * 2
+    s.is_hot("a", 0)
+    assert not s.came_once("a"), "one came again: the count starts anew"
+
+
+def test_a_spell_can_last_until_something_happens() -> None:
+    spell, over = Spell(), False
+    spell.rest(lambda: over)
+    for _ in range(3):
+        spell.passed_sync()
+        assert spell.left and spell.code == "region.new"
+    over = True
+    spell.wake()
+    assert spell.left, "it ends where a stream would begin, at a sync point"
+    spell.passed_sync()
+    assert not spell.left
+    spell.rest(lambda: over)
+    spell.wake()
+    assert not spell.left, "without sync points it ends at once"
 
 
 def test_a_spell_begins_after_unstable_streams_in_a_row() -> None:

@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from fused_eager import background
 from fused_eager.errors import BudgetExceeded
 from fused_eager.events import LOG, Event
 
@@ -45,6 +46,7 @@ class expect:
         self.start = 0.0
 
     def __enter__(self) -> expect:
+        background.wait()  # what was asked for before is not the body's
         self.seen.clear()
         self.start = time.perf_counter()
         LOG.sinks.append(self.seen.append)
@@ -53,6 +55,8 @@ class expect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            background.wait()
         LOG.sinks.remove(self.seen.append)
         if error is not None:
             return

@@ -69,7 +69,7 @@ class Explanation:
     def __str__(self) -> str:
         f = self.report.facts
         lines = [
-            f"{f.ops} ops in {f.runs} regions; {len(f.compiles)} compiled in {duration(f.compile)}; "
+            f"{f.ops} ops in {f.runs} regions; {len(f.compiles)} compiled in {duration(f.compile + f.behind)}; "
             f"{sum(s.count for s in f.syncs if s.reason != 'cut.exit')} waits"
         ]
         sites = list(f.lines)
@@ -118,7 +118,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     function pass through.
     """
     start = time.perf_counter()
-    with watching() as seen, fused_eager(mode="fused"):
+    with watching() as seen, fused_eager(mode="fused", compile="wait"):
         result = function(*args, **kwargs)
     return Explanation(result, Report.of([_with_plans(seen, start)]))
 
@@ -145,7 +145,7 @@ def main(argv: list[str], prog: str) -> int:
     name = ["-m", arguments.module] if arguments.module is not None else [arguments.script]
     with watching() as seen:
         try:
-            code = launch.main(["--mode", arguments.mode, *name, *theirs], prog)
+            code = launch.main(["--mode", arguments.mode, "--option", "compile=wait", *name, *theirs], prog)
         finally:
             found = Report.of([_with_plans(seen, start)])
             print(f"{Explanation(None, found)}\n\n{found}", file=sys.stderr)

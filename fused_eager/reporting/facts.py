@@ -149,7 +149,8 @@ class Facts:
     host: float = 0.0
     launch: float = 0.0
     wait: float = 0.0
-    compile: float = 0.0
+    compile: float = 0.0  # that the program waited for
+    behind: float = 0.0  # compiling in the background
     ops: int = 0
     flushes: int = 0
     steps: int = 0
@@ -282,7 +283,9 @@ class Adder:
     def _compile(self, process: int, event: Event, d: dict[str, Any]) -> None:
         f = self.facts
         f.compiling = ""
-        f.compile += d["seconds"]
+        waited = d.get("waited", True)
+        f.compile += d["seconds"] if waited else 0.0
+        f.behind += 0.0 if waited else d["seconds"]
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"]), end)
         found = Compile(

@@ -128,7 +128,7 @@ def _spans(report: Report) -> list[tuple[str, float, float]]:
     flushed = 0.0
     for e in report.processes[0].events:
         d = e.data
-        if e.kind == "compile":
+        if e.kind == "compile" and d.get("waited", True):
             out.append(("compile", e.time - d["seconds"], e.time))
         elif e.kind == "flush":
             start = e.time - d["seconds"]

@@ -124,6 +124,7 @@ KINDS: dict[str, Kind] = {
                 Field("ops", "integer", "its ops"),
                 Field("seconds", "number", "how long in all"),
                 Field("tracing", "number", "seconds of them in JAX, before XLA"),
+                Field("waited", "boolean", "whether the program waited for it, or went on"),
                 Field("inputs", "integer", "values it takes"),
                 Field("outputs", "integer", "values it hands out"),
                 Field(

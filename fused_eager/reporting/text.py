@@ -61,9 +61,10 @@ def facts_lines(f: Facts) -> list[str]:
     lines = ["time: " + ", ".join(shares)]
     if f.compiles:
         again = len(f.again)
+        behind = f" ({duration(f.behind)} of it while the program went on)" if f.behind else ""
         lines.append(
-            f"compiled: {len(f.compiles)} regions in {duration(f.compile)}, {again} of them in another form of "
-            "ops that had been compiled before"
+            f"compiled: {len(f.compiles)} regions in {duration(f.compile + f.behind)}{behind}, {again} of them in "
+            "another form of ops that had been compiled before"
         )
     if f.loads:
         spent, saved = sum(d["seconds"] for d in f.loads), sum(d["saved"] for d in f.loads)

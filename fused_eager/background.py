@@ -1,0 +1,188 @@
+"""Background: a stream that comes again is compiled while the program goes on; until then ATen runs it.
+
+What comes once is not compiled at all: setting a model up, a last odd batch, a line typed at a prompt. When a stream
+comes for the second time its regions are compiled on a thread of the library's own, one stream after the other, and a
+program that meets it once more in the meantime stops recording until that thread is done: its ops run natively, as in
+eager. A compilation that takes less than the stream itself is waited for.
+
+The thread needs no lock of the runtime's: what it works on (nodes, a plan, executables) holds plain values only, and
+nobody sees it before it is complete.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fused_eager.cache.background import Writer
+
+from .bounded import Bounded
+from .events import LOG
+from .hotness import Spell
+from .progress import waiting
+
+if TYPE_CHECKING:
+    from .load import Ready
+
+PER_OP = 0.01  # seconds that XLA takes to compile one op, roughly
+PART = 0.5  # of a stream's own time on ATen that a program waits for its compilation
+NICE = 5  # where cores are short the program goes first
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A stream without executables: what runs it `meanwhile`, and how they are to be made."""
+
+    meanwhile: Ready
+    make: Callable[[], Ready]
+    ops: int
+    asked: bool = False
+    failed: bool = False
+    ready: Ready | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self) -> None:
+        """Have it compiled."""
+        if not self.asked:
+            self.asked = True
+            if not _QUEUE.add(self):
+                self.failed = True  # the interpreter ends
+
+    def wait_a_little(self, seconds: float) -> None:
+        """Wait for the compilation where it takes less than a part of `seconds`, as far as can be known."""
+        if self.ops * PER_OP < PART * seconds:
+            self.done.wait(PART * seconds)
+
+    def run(self) -> None:
+        """Compile it, on the library's thread."""
+        try:
+            if not _QUEUE.closing:
+                self.ready = self.make()
+        except BaseException as error:
+            # Tried again where the program can be told, when the stream comes next.
+            self.failed = True
+            LOG.emit("compile-failed", ops=self.ops, error=f"{type(error).__name__}: {error}", site="")
+        finally:
+            self.done.set()
+
+
+class Queue:
+    """Streams to be compiled, one thread that compiles them, and the threads of the program that rest until it has."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self._lock = threading.Lock()
+        self._writer: Writer | None = None
+        self._open = 0
+        self._resting: list[Spell] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being compiled."""
+        return self._open > 0
+
+    def add(self, stream: Waiting) -> bool:
+        """Compile a stream; False where no thread can be had for it."""
+        with self._lock:
+            if self._writer is None:
+                self._writer = Writer(max_bytes=0, exit_flush_s=threading.TIMEOUT_MAX, name="fused-eager-compiler")
+                atexit.register(self._close)  # after the writer's own, so it comes before that
+            self._open += 1
+
+        def job() -> None:
+            _begin()
+            try:
+                stream.run()
+            finally:
+                self._finished()
+
+        if self._writer.submit(0, job):
+            return True
+        self._finished()
+        return False
+
+    def rest(self, spell: Spell) -> None:
+        """Let a thread of the program run natively until everything is compiled."""
+        with self._lock:
+            if self._open:
+                spell.rest(lambda: not self.busy)
+                self._resting.append(spell)
+
+    def wait(self, progress: bool = True) -> None:
+        """Return when everything that was asked for is compiled."""
+        if self._writer is not None and self._open:
+            with waiting("compiling in the background", progress):
+                self._writer.flush(threading.TIMEOUT_MAX)
+
+    def _finished(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                for spell in self._resting:
+                    spell.wake()
+                self._resting.clear()
+
+    def _close(self) -> None:
+        """At the end of the process: XLA cannot be interrupted, but what has not begun need not begin."""
+        self.closing = True
+        if self._open:
+            with waiting("finishing a compilation that is under way, for the compile cache"):
+                assert self._writer is not None
+                self._writer.flush(threading.TIMEOUT_MAX)
+
+    def forget(self) -> None:
+        """In a forked child: the thread is not there, and nothing is compiled."""
+        self._lock = threading.Lock()
+        self._open = 0
+        self._resting.clear()
+
+
+_QUEUE = Queue()
+rest, wait = _QUEUE.rest, _QUEUE.wait
+os.register_at_fork(after_in_child=_QUEUE.forget)
+
+_own = threading.local()
+
+
+def busy() -> bool:
+    """Whether anything is being compiled in the background."""
+    return _QUEUE.busy
+
+
+def is_own_thread() -> bool:
+    """Whether this is the thread that compiles in the background."""
+    return hasattr(_own, "begun")
+
+
+def _begin() -> None:
+    """Mark the calling thread as ours, and lower its priority where the system has one for each thread."""
+    if not is_own_thread():
+        _own.begun = True
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+# Streams by their shapes: once one comes again, all its forms (other values alive, other memory to be reused) are
+# compiled, those that came before as well.
+FORMS: Bounded[Hashable, list[weakref.ref[Waiting]]] = Bounded(1024)
+
+
+def came_again(shapes: Hashable, stream: Waiting) -> bool:
+    """A stream with these shapes has come; from its second time on it is compiled. Returns whether it is."""
+    forms = FORMS.get(shapes)
+    if forms is None:
+        FORMS[shapes] = [weakref.ref(stream)]
+        return False
+    stream.ask()
+    for form in forms:
+        before = form()
+        if before is not None:
+            before.ask()
+    forms.clear()
+    return True
