@@ -67,7 +67,7 @@ class Waiting:
         except BaseException as error:
             # Tried again where the program can be told, when the stream comes next.
             self.failed = True
-            LOG.emit("compile-failed", ops=self.ops, error=f"{type(error).__name__}: {error}", site="")
+            LOG.count(f"tried again: {type(error).__name__}")
         finally:
             self.done.set()
 

@@ -6,6 +6,8 @@ what it writes goes to a copy: the old value may still be read by others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ def to_home(t: torch.Tensor, result: Result) -> torch.Tensor:
     if tuple(t.shape) != spec.shape or t.dtype != spec.dtype:
         raise RuntimeError(f"ATen returned {t.dtype}{tuple(t.shape)} where shape inference promised {spec}")
     t = t.resolve_conj().resolve_neg()
+    if t._is_zerotensor():  # forward-mode derivatives have such without memory
+        t = torch.zeros(t.shape, dtype=t.dtype)
     strides_differ = any(n != 1 and a != b for n, a, b in zip(spec.shape, t.stride(), spec.strides, strict=True))
     if (strides_differ and t.numel()) or not is_dense(spec.shape, spec.strides):
         t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(t)
@@ -66,7 +70,11 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
         if any(v not in values for v in operands(node)):
             continue  # it depends on what has failed
         try:
-            run_node(node, values)
+            if node.default is torch.get_default_dtype():
+                run_node(node, values)
+            else:
+                with _default_dtype(node.default):
+                    run_node(node, values)
         except Exception as error:
             if first is None:
                 first = annotated(error, node)
@@ -78,6 +86,16 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             values.pop(vid, None)
     if first is not None:
         raise first
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _dying(nodes: list[Node], region: Region) -> dict[int, list[int]]:

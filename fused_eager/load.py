@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Hashable, MutableMapping
 from dataclasses import dataclass
 
+import torch
+
 from fused_eager.fusion_rules import precision
 
 from . import background, mappings, plan, telling
@@ -51,8 +53,11 @@ class Work:
     donatable: frozenset[int]
     config: Config
     reason: Reason
-    switches: tuple[tuple[str, str], ...]
+    switches: precision.Switches
+    default: torch.dtype
 
+
+_default = torch.get_default_dtype
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
@@ -67,7 +72,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     ready = known.get(ending)
     if not isinstance(ready, Ready):
         stream.pace.restart()
-        work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1])
+        work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
         found = _find(stream, known, ending, work)
         if found.shapes is None:
             known[ending] = found
@@ -113,6 +118,8 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
 def _compiled(work: Work, skeleton: Hashable) -> Ready:
     began = time.perf_counter()
     ready = _make_ready(work)
+    if _default() is not work.default:
+        raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
     SKELETONS.compiled(skeleton, time.perf_counter() - began)
     return ready
 
@@ -164,8 +171,8 @@ def _on_aten(work: Work, shapes: Hashable, code: str) -> Ready:
     """The whole stream as one ATen region; `code` says why."""
     nodes, homes = work.nodes, work.homes
     why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
-    everything = dict.fromkeys(range(len(nodes)), code)
-    made = plan.make_plan(nodes, work.live, frozenset(), homes, everything, len(nodes), why)
+    islands = dict.fromkeys(range(len(nodes)), code)
+    made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
     number = telling.planned(made, nodes, homes, again=True)
     unstable = code == "region.unstable"
     if unstable:

@@ -72,6 +72,7 @@ def make_plan(
     islands: Mapping[int, str],
     max_region: int,
     end: Reason,
+    everything: bool = False,
 ) -> Plan:
     """Plan a stream.
 
@@ -83,8 +84,9 @@ def make_plan(
         islands: node index to the reason why ATen has to run it.
         max_region: nodes that one region may hold.
         end: why the stream ends here.
+        everything: run nodes that nothing depends on too, as eager does: they may raise.
     """
-    needed = _needed(nodes, live)
+    needed = list(range(len(nodes))) if everything else _needed(nodes, live)
     groups = _group(nodes, needed, islands, max_region, end)
     return _connect(nodes, groups, live, donatable, homes)
 

@@ -77,6 +77,7 @@ class Node:
 
     __slots__ = (
         "args",
+        "default",
         "kwargs",
         "number",
         "op",
@@ -102,6 +103,7 @@ class Node:
         targets: tuple[int, ...],
         signature: Hashable,
         place: tuple[Any, ...] | None,
+        default: torch.dtype | None = None,
     ):
         self.number = number  # stands for `op` where only equality counts
         self.op = op
@@ -114,6 +116,7 @@ class Node:
         self.targets = targets  # the uses that the op writes, in the order of the last results
         self.signature = signature
         self.place = place
+        self.default = default or torch.get_default_dtype()  # when it was recorded: some ops read it
 
     def with_scalars(self, scalars: list[float | int]) -> Node:
         """The same op with other numbers."""
@@ -129,6 +132,7 @@ class Node:
             self.targets,
             self.signature,
             self.place,
+            self.default,
         )
 
 

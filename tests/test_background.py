@@ -22,6 +22,7 @@ from tests.streams import events, stable_shapes
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
+    background.wait()
     with stable_shapes():
         background.FORMS.clear()
         yield
@@ -139,12 +140,11 @@ def test_what_failed_in_the_background_is_told_in_the_program(monkeypatch: pytes
 
     monkeypatch.setattr(load.plan, "validate", broken)
     step = make_step(6)
-    with events("compile-failed") as told, fused_eager(compile="auto"):
+    with fused_eager(compile="auto"):
         step(), step()
         background.wait()
         with pytest.raises(ZeroDivisionError, match="a fault of planning"):
             step()
-    assert told
 
 
 def test_a_region_that_xla_refuses_runs_natively(monkeypatch: pytest.MonkeyPatch) -> None:
