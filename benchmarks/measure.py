@@ -125,6 +125,7 @@ def _settle(runner: _Runner, seconds: float) -> None:
                 runner.settled = False
                 return
             runner.once()
+            runner.system.finish()
             now = runner.system.compilations()
             quiet, seen = (quiet + 1 if now == seen else 0), now
 

@@ -30,6 +30,7 @@ class System:
     about: str
     enter: Callable[[], AbstractContextManager[Any]]
     sync: Callable[[], None] = _no_wait
+    finish: Callable[[], None] = _no_wait  # until nothing is being compiled any more
     wrap: Wrap = _as_it_is
     compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
     same_random: bool = True  # draws the random numbers that plain eager draws
@@ -59,6 +60,12 @@ def _sync() -> None:
     sync()
 
 
+def _finish() -> None:
+    from fused_eager import sync
+
+    sync(compiled=True)
+
+
 def _regions_compiled() -> int:
     """The one place that knows how the library's report counts compilations."""
     from fused_eager import report
@@ -77,7 +84,7 @@ def _compile(function: Any) -> Any:
 
 
 def _ours(name: str, about: str) -> System:
-    return System(name, about, _mode(name), _sync, compilations=_regions_compiled)
+    return System(name, about, _mode(name), _sync, _finish, compilations=_regions_compiled)
 
 
 SYSTEMS: dict[str, System] = {
@@ -92,6 +99,7 @@ SYSTEMS: dict[str, System] = {
             "fused, with the event log written to a file",
             _reported,
             _sync,
+            _finish,
             compilations=_regions_compiled,
         ),
         System(
