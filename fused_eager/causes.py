@@ -14,6 +14,7 @@ from typing import Any
 
 from .bounded import Bounded
 from .buffers import Home
+from .order import operands
 from .plan import Region, in_program_order
 from .site import Site, describe
 from .stream import Node
@@ -65,7 +66,7 @@ def of(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: 
     first: dict[int, int] = {}
     made: dict[int, int] = {}
     for position, node in enumerate(chosen):
-        for vid in [u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None]:
+        for vid in operands(node):
             first.setdefault(vid, position)
         made.update((r.vid, position) for r in node.results)
     return Compiled(

@@ -105,15 +105,19 @@ def _wrap(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     _settled(a, guard)
-        door = current_door()
-        if door is None:
-            return original(*args, **kwargs)
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.
-        with without(door):
-            return original(*args, **kwargs)
+        return _call_natively(original, *args, **kwargs)
 
     return call
+
+
+def _call_natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    door = current_door()
+    if door is None:
+        return function(*args, **kwargs)
+    with without(door):
+        return function(*args, **kwargs)
 
 
 def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -187,9 +191,8 @@ def hide_from_dynamo() -> None:
     """Tell torch's compiler not to trace the library itself when it runs inside a context."""
     from torch._dynamo import trace_rules as rules
 
-    if not hasattr(
-        rules, "_fused_eager_told"
-    ):  # once: each time makes torch's list, and the pattern made of it, longer
+    # Once: each time makes torch's list, and the pattern made of it, longer.
+    if not hasattr(rules, "_fused_eager_told"):
         for package in PACKAGES:
             rules.add(package)
         rules._fused_eager_told = True  # type: ignore[attr-defined]
@@ -212,11 +215,7 @@ def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., An
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             _settle_everything(reason)
-            door = current_door()
-            if door is None:
-                return original(*args, **kwargs)
-            with without(door):
-                return original(*args, **kwargs)
+            return _call_natively(original, *args, **kwargs)
 
         return call
 

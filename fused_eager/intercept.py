@@ -107,7 +107,7 @@ class FrontDoor(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stream = self.stream
         pace = stream.pace
-        if pace.waiting and stream.config.measures:
+        if pace.waiting:
             _begin(stream, func, args)
         natively = stream.spell.left or (pace.native and stream.config.measures)
         if natively and id(func) in _HARMLESS and _nothing_is_pending():
@@ -235,6 +235,9 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
 
 def _begin(stream: Stream, func: Any, args: Any) -> None:
     """The first op since the last boundary."""
+    if not stream.config.measures:
+        stream.pace.waiting = False
+        return
     first = (id(func), *[a.shape for a in args if isinstance(a, torch.Tensor)])
     if stream.pace.begin(site.here(), first) and stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
@@ -267,8 +270,7 @@ def stepped(door: FrontDoor) -> None:
 def _is_alone(door: FrontDoor) -> bool:
     """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
     aside does not see that he reads one."""
-    own = {door, *door.lent}
-    mine = [each.stream for each in own]
+    mine = [each.stream for each in (door, *door.lent)]
     return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in list(STREAMS))
 
 

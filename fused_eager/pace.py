@@ -148,10 +148,9 @@ class Pace:
 
     def rest(self) -> int:
         """An optimizer step has ended: for how many of them everything is to run natively, as far as is known."""
-        running = self.running
-        known = self.sure and not self.unread and running is not None and running.chosen is True
+        running, known = self.running, self.sure and not self.unread
         self.sure = self.unread = True
-        if not known or running is None:
+        if not known or running is None or running.chosen is not True:
             return 0
         left, running.left = running.left, 0
         return left

@@ -94,9 +94,11 @@ def make_plan(
 def in_program_order(nodes: Sequence[Node], region: Region) -> Region:
     """The same region as a person reads it: nodes, inputs and outputs as the program came to them."""
     members = tuple(sorted(region.nodes))
-    inputs = tuple(dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in region.inputs))
-    outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in region.outputs)
-    donated = tuple(sorted(inputs.index(region.inputs[p]) for p in region.donated))
+    taken, handed = set(region.inputs), set(region.outputs)
+    given = {region.inputs[p] for p in region.donated}
+    inputs = tuple(dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in taken))
+    outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in handed)
+    donated = tuple(p for p, v in enumerate(inputs) if v in given)
     return replace(region, nodes=members, inputs=inputs, outputs=outputs, donated=donated)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from . import run
@@ -100,15 +101,15 @@ def close(door: FrontDoor) -> None:
     failed: list[Exception] = []
     with LOCK:
         door.open = False
-        for each in (*list(door.lent), door):
+        steps: list[Callable[[], None]] = [partial(close, each) for each in door.lent]
+        if door.stream.config.mode != "off":
+            steps.append(partial(run.settle_all, Reason("cut.exit"), only=door.stream))
+        for step in steps:
             try:
-                if each is not door:
-                    close(each)
-                elif door.stream.config.mode != "off":
-                    run.settle_all(Reason("cut.exit"), only=door.stream)
+                step()
             except Exception as error:
                 failed.append(error)
-            each.stream.config = each.stream.config.replace(mode="off")
+        door.stream.config = door.stream.config.replace(mode="off")
         door.lent.clear()
     if failed:
         raise failed[0]
