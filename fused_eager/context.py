@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from . import background, guards, run, site, threads
+from .aside import turned
 from .caching import keeper
 from .config import Config, resolve
 from .intercept import FrontDoor, boundary, passed_sync
@@ -34,8 +35,10 @@ def sync(*, compiled: bool = False) -> None:
     door = THREAD.door
     if door is not None:
         run.settle_all(Reason("sync.call"), only=door.stream)
-        passed_sync(door.stream)
-        boundary(door.stream, site.here(), True)
+        if not door.aside:
+            passed_sync(door.stream)
+            boundary(door.stream, site.here(), True)
+        turned(door, "sync")
     if compiled:
         background.wait()
 

@@ -15,13 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, native, quiet, record, run, site
+from .aside import Calls, read, turned
 from .buffers import LOCK, TABLE
 from .config import Config
 from .events import LOG
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
-from .pace import Steady
+from .pace import Steady, Turn
 from .reasons import Reason
-from .stream import STREAMS, Stream
+from .stream import Stream
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -53,7 +54,10 @@ class FrontDoor(TorchDispatchMode):
         self.lender = lender  # that of the thread in whose name this one is open
         self.lent: set[FrontDoor] = set()
         self.open = True  # whether threads that are started may still enter in its name
-        self.rest = 0  # optimizer steps for which it stands aside
+        self.reads = 0  # values that were read since the last turn
+        self.calls: Calls | None = None  # of modules, where they are what comes round
+        self.rest = 0  # turns for which it stands aside
+        self.turn: Turn = "step"  # and of which kind
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 
     @property
@@ -61,22 +65,27 @@ class FrontDoor(TorchDispatchMode):
         """Whether torch runs alone, because that was measured to be faster."""
         return self._aside is not None
 
-    def step_aside(self, rest: int) -> None:
-        """Leave this thread's stack of modes for so many optimizer steps. Nothing may be pending in its stream."""
+    def step_aside(self, turn: Turn, rest: int) -> None:
+        """Leave this thread's stack of modes for so many turns, and for as long as it is to run natively in any case.
+        Nothing may be pending in its stream.
+        """
         modes = quiet.stack()
         if self in modes:
-            self._aside, self.rest = modes[: modes.index(self)], rest
+            self._aside, self.turn, self.rest = modes[: modes.index(self)], turn, rest
             self._steady, self._since = Steady(), 0.0
             quiet.restack([mode for mode in modes if mode is not self])
             LOG.count("stood aside")
 
-    def stood_aside(self) -> None:
-        """One more optimizer step has ended; time to come back when all have, or when they take another time."""
+    def stood_aside(self, turn: Turn) -> None:
+        """A turn has ended; time to come back when all have, or when they take another time."""
+        if turn != self.turn:
+            return
         now, before = time.perf_counter(), self._since
         self.rest, self._since = self.rest - 1, now
+        self.stream.spell.passed_sync()
         if before and not self._steady.holds(now - before):
-            self.rest = 0  # it is another program now
-        if self.rest <= 0:
+            self.come_back()  # it is another program now
+        elif self.rest <= 0 and not self.stream.spell.left:
             self.come_back()
 
     def come_back(self) -> None:
@@ -92,6 +101,8 @@ class FrontDoor(TorchDispatchMode):
         self.stream.pace.resume(self.rest)
 
     def __exit__(self, *error: Any) -> None:
+        if self.calls is not None:
+            self.calls.forget()
         if self._aside is not None:
             quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
@@ -215,6 +226,7 @@ class FrontDoor(TorchDispatchMode):
             else:
                 out = native.run_at_once(stream, info, args, kwargs, reason)
         boundary(stream, place, waits)
+        read(self)
         return out
 
 
@@ -249,29 +261,12 @@ def stepped(door: FrontDoor) -> None:
     """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
     stream = door.stream
     stream.pace.stepping = False
-    if door.aside:
-        door.stood_aside()
-        return
-    if not stream.config.measures:
-        return
-    if stream.pace.unread:
+    if stream.config.measures and stream.pace.unread and not door.aside:
         # Nothing was read since the last one, so this is where the time is taken.
         if stream.pace.is_sampling:
             run.wait()
         boundary(stream, site.here(), True, stepped=True)
-    rest = stream.pace.rest()
-    if rest and _is_alone(door):
-        with LOCK:
-            run.settle_all(Reason("region.native"))
-            run.wait()
-            door.step_aside(rest)
-
-
-def _is_alone(door: FrontDoor) -> bool:
-    """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
-    aside does not see that he reads one."""
-    mine = [each.stream for each in (door, *door.lent)]
-    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in list(STREAMS))
+    turned(door, "step")
 
 
 # In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,

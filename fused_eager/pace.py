@@ -8,8 +8,8 @@ by the line of the read before them (or of the optimizer step, where nothing is 
 its line and the shapes it takes. Stretches in which something was compiled, or run for the first time, do not count.
 Where a stretch suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
-Where native is the way for all of a training step, the front door leaves torch's stack of modes altogether until it is
-time to try again: passing an op on costs as much as a small op itself.
+Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
+try again (`aside`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .bounded import Bounded
 from .events import LOG
@@ -30,6 +31,8 @@ FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a 
 PLACES = 1024
 
 Place = Hashable
+Turn = Literal["step", "sync", "call"]
+TURNS: tuple[Turn, ...] = ("step", "sync", "call")
 
 
 @dataclass
@@ -108,7 +111,7 @@ class Pace:
     disturbed: bool = True  # the stretch that is running does not count
     stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
     unread: bool = True  # nothing has been read since the last optimizer step
-    sure: bool = True  # native was chosen for every stretch since then
+    unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
 
     def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
@@ -123,7 +126,8 @@ class Pace:
         if not self.waiting and self.running is not None:
             if not self.disturbed:
                 self.running.took(now - self.began, self.native)
-            self.sure = self.sure and self.running.chosen is True
+            if not self.chose_native:
+                self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
         self.began = time.perf_counter()
 
@@ -146,17 +150,23 @@ class Pace:
         """Whether the stretch that is running is timed to make a choice."""
         return self.running is None or self.running.chosen is None
 
-    def rest(self) -> int:
-        """An optimizer step has ended: for how many of them everything is to run natively, as far as is known."""
-        running, known = self.running, self.sure and not self.unread
-        self.sure = self.unread = True
-        if not known or running is None or running.chosen is not True:
+    @property
+    def chose_native(self) -> bool:
+        """Whether the stretch that is running, or ran last, runs natively by choice."""
+        return self.running is not None and self.running.chosen is True
+
+    def rest(self, turn: Turn) -> int:
+        """A turn has ended: for how many of its kind everything is to run natively, as far as is known."""
+        known = turn not in self.unsure and not self.unread
+        self.unsure.discard(turn)
+        self.unread = self.unread or turn == "step"
+        if not known or self.running is None or not self.chose_native:
             return 0
-        left, running.left = running.left, 0
+        left, self.running.left = self.running.left, 0
         return left
 
     def resume(self, left: int) -> None:
-        """The front door is back, `left` optimizer steps before it had to be."""
+        """The front door is back, `left` turns before it had to be."""
         if self.running is not None:
             self.running.left = max(left, 0)
         self.restart()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace
 from fused_eager.pace import AGAIN, SAMPLES, SURPRISES, Pace, Stretch
-from fused_eager.quiet import stack
-from fused_eager.threads import current_door
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
@@ -172,70 +168,6 @@ def test_options_forbid_it(in_turn: list[bool], options: dict[str, str]) -> None
     assert not in_turn
 
 
-@pytest.fixture
-def native_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every measurement says native, for the next four stretches."""
-
-    def choose(self: Stretch) -> bool:
-        self.chosen, self.left = True, 4
-        return True
-
-    monkeypatch.setattr(Stretch, "_choose", choose)
-    monkeypatch.setattr(pace, "AGAIN", 4)
-
-
-def trainer(read: bool) -> Callable[[], torch.Tensor]:
-    """A training step; `read` says whether it reads its loss."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    x = torch.randn(8, 4)
-
-    def step() -> torch.Tensor:
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if read:
-            loss.item()
-        return loss.detach()
-
-    return step
-
-
-@pytest.mark.parametrize("read", [True, False])
-def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins: None, read: bool) -> None:
-    plain = trainer(read)
-    wanted = [plain().item() for _ in range(60)]
-    step, aside = trainer(read), []
-    with fused_eager(native="measured"):
-        door = current_door()
-        assert door is not None
-        losses = []
-        for _ in range(60):
-            losses.append(step())
-            aside.append(door.aside)
-            assert (door in stack()) is not door.aside
-    assert not stack()
-    assert [x.item() for x in losses] == pytest.approx(wanted, rel=1e-4)
-    ways = [(way, len(list(group))) for way, group in itertools.groupby(aside)]
-    assert len(ways) >= 4  # away and back, at least twice
-    assert all(count <= 5 for way, count in ways if way)
-
-
-def test_what_is_left_of_its_time_aside_is_kept_for_the_next_context(
-    native_wins: None,
-) -> None:
-    step, ways = trainer(True), []
-    for _ in range(12):
-        with fused_eager(native="measured"):
-            for _ in range(2):
-                step()
-            ways.append(current_door().aside)  # type: ignore[union-attr]
-    assert any(ways)
-    assert any(s.chosen for s in pace.STRETCHES.values())
-
-
 def test_what_an_optimizer_reads_for_itself_is_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reading(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -254,103 +186,3 @@ def test_what_an_optimizer_reads_for_itself_is_no_boundary(monkeypatch: pytest.M
             optimizer.step()
             loss.item()
     assert sum(not stepped for _, stepped in pace.BOUNDARIES) == 1  # the read of the loss
-
-
-class Counting(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        return func(*args, **(kwargs or {}))
-
-
-def stand_aside(step: Callable[[], Any]) -> Any:
-    door = current_door()
-    assert door is not None
-    for _ in range(60):
-        step()
-        if door.aside:
-            return door
-    raise AssertionError("it never stepped aside")
-
-
-def test_modes_and_contexts_of_the_user_while_it_stands_aside(native_wins: None) -> None:
-    step = trainer(True)
-    with fused_eager(native="measured"):
-        door = stand_aside(step)
-        with Counting() as counting:
-            for _ in range(12):  # it comes back below the user's mode
-                step()
-                assert stack()[-1] is counting
-            assert counting.seen > 12
-        assert counting not in stack()
-        door = stand_aside(step)
-        with fused_eager(mode="strict"):
-            assert stack() == [door]
-            assert (torch.ones(3) * 2).tolist() == [2.0] * 3
-        door = stand_aside(step)
-        with pytest.raises(KeyError), Counting():
-            raise KeyError
-    assert not stack()
-    with fused_eager(mode="fused"):
-        assert len(stack()) == 1
-
-
-def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
-    step, found = trainer(True), []
-
-    def body() -> None:
-        found.append((len(stack()), (torch.ones(3) * 2).tolist()))
-
-    with fused_eager(native="measured"):
-        stand_aside(step)
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-    assert found == [(1, [2.0] * 3)]
-
-
-def test_what_other_threads_make_while_it_stands_aside_can_be_read(native_wins: None) -> None:
-    step, ready, go, made = trainer(True), threading.Event(), threading.Event(), []
-
-    def body() -> None:
-        made.append(torch.ones(3) * 2)  # pending when the starter steps aside
-        ready.set()
-        go.wait(30)
-        made.append(torch.ones(3) * 3)  # made while it stands aside
-        ready.set()
-
-    with fused_eager(native="measured"):
-        thread = threading.Thread(target=body)
-        thread.start()
-        ready.wait(30)
-        ready.clear()
-        stand_aside(step)
-        assert (made[0] + 1).tolist() == [3.0] * 3
-        go.set()
-        ready.wait(30)
-        assert (made[1] + 1).tolist() == [4.0] * 3
-        thread.join()
-
-
-def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: None) -> None:
-    step, ready, go = trainer(True), threading.Event(), threading.Event()
-
-    def body() -> None:
-        with fused_eager(mode="fused"):
-            x = torch.ones(3) * 2
-            ready.set()
-            go.wait(30)
-            assert x.tolist() == [2.0] * 3
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    ready.wait(30)
-    with fused_eager(native="measured"):
-        for _ in range(40):
-            step()
-            assert not current_door().aside  # type: ignore[union-attr]
-    go.set()
-    thread.join()

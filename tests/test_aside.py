@@ -1,0 +1,274 @@
+"""Stepping aside: the front door leaves the stack of modes where torch alone is faster, and nothing is missed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fused_eager import fused_eager, pace, sync
+from fused_eager.aside import READS
+from fused_eager.pace import Stretch
+from fused_eager.quiet import stack
+from fused_eager.threads import current_door
+from tests.streams import stable_shapes
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
+    monkeypatch.setattr(pace, "BOUNDARIES", pace.Bounded(8))
+
+
+@pytest.fixture
+def native_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every measurement says native, for the next four stretches."""
+
+    def choose(self: Stretch) -> bool:
+        self.chosen, self.left = True, 4
+        return True
+
+    monkeypatch.setattr(Stretch, "_choose", choose)
+    monkeypatch.setattr(pace, "AGAIN", 4)
+
+
+def trainer(read: bool) -> Callable[[], torch.Tensor]:
+    """A training step; `read` says whether it reads its loss."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x = torch.randn(8, 4)
+
+    def step() -> torch.Tensor:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if read:
+            loss.item()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins: None, read: bool) -> None:
+    plain = trainer(read)
+    wanted = [plain().item() for _ in range(60)]
+    step, aside = trainer(read), []
+    with fused_eager(native="measured"):
+        door = current_door()
+        assert door is not None
+        losses = []
+        for _ in range(60):
+            losses.append(step())
+            aside.append(door.aside)
+            assert (door in stack()) is not door.aside
+    assert not stack()
+    assert [x.item() for x in losses] == pytest.approx(wanted, rel=1e-4)
+    ways = [(way, len(list(group))) for way, group in itertools.groupby(aside)]
+    assert len(ways) >= 4  # away and back, at least twice
+    assert all(count <= 5 for way, count in ways if way)
+
+
+def test_what_is_left_of_its_time_aside_is_kept_for_the_next_context(
+    native_wins: None,
+) -> None:
+    step, ways = trainer(True), []
+    for _ in range(12):
+        with fused_eager(native="measured"):
+            for _ in range(2):
+                step()
+            ways.append(current_door().aside)  # type: ignore[union-attr]
+    assert any(ways)
+    assert any(s.chosen for s in pace.STRETCHES.values())
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def stand_aside(step: Callable[[], Any]) -> Any:
+    door = current_door()
+    assert door is not None
+    for _ in range(60):
+        step()
+        if door.aside:
+            return door
+    raise AssertionError("it never stepped aside")
+
+
+def test_modes_and_contexts_of_the_user_while_it_stands_aside(native_wins: None) -> None:
+    step = trainer(True)
+    with fused_eager(native="measured"):
+        door = stand_aside(step)
+        with Counting() as counting:
+            for _ in range(12):  # it comes back below the user's mode
+                step()
+                assert stack()[-1] is counting
+            assert counting.seen > 12
+        assert counting not in stack()
+        door = stand_aside(step)
+        with fused_eager(mode="strict"):
+            assert stack() == [door]
+            assert (torch.ones(3) * 2).tolist() == [2.0] * 3
+        door = stand_aside(step)
+        with pytest.raises(KeyError), Counting():
+            raise KeyError
+    assert not stack()
+    with fused_eager(mode="fused"):
+        assert len(stack()) == 1
+
+
+def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
+    step, found = trainer(True), []
+
+    def body() -> None:
+        found.append((len(stack()), (torch.ones(3) * 2).tolist()))
+
+    with fused_eager(native="measured"):
+        stand_aside(step)
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+    assert found == [(1, [2.0] * 3)]
+
+
+def test_what_other_threads_make_while_it_stands_aside_can_be_read(native_wins: None) -> None:
+    step, ready, go, made = trainer(True), threading.Event(), threading.Event(), []
+
+    def body() -> None:
+        made.append(torch.ones(3) * 2)  # pending when the starter steps aside
+        ready.set()
+        go.wait(30)
+        made.append(torch.ones(3) * 3)  # made while it stands aside
+        ready.set()
+
+    with fused_eager(native="measured"):
+        thread = threading.Thread(target=body)
+        thread.start()
+        ready.wait(30)
+        ready.clear()
+        stand_aside(step)
+        assert (made[0] + 1).tolist() == [3.0] * 3
+        go.set()
+        ready.wait(30)
+        assert (made[1] + 1).tolist() == [4.0] * 3
+        thread.join()
+
+
+def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: None) -> None:
+    step, ready, go = trainer(True), threading.Event(), threading.Event()
+
+    def body() -> None:
+        with fused_eager(mode="fused"):
+            x = torch.ones(3) * 2
+            ready.set()
+            go.wait(30)
+            assert x.tolist() == [2.0] * 3
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    ready.wait(30)
+    with fused_eager(native="measured"):
+        for _ in range(40):
+            step()
+            assert not current_door().aside  # type: ignore[union-attr]
+    go.set()
+    thread.join()
+
+
+def turns(step: Callable[[], Any], count: int) -> list[bool]:
+    """After which calls of a step the front door stood aside."""
+    out = []
+    door = current_door()
+    assert door is not None
+    for _ in range(count):
+        step()
+        out.append(door.aside)
+        assert (door in stack()) is not door.aside
+    return out
+
+
+def test_a_call_of_sync_is_a_turn(native_wins: None) -> None:
+    x = torch.arange(6.0)
+
+    def step() -> None:
+        y = x * 2 + 1
+        sync()
+        assert y.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+
+    with fused_eager(native="measured"):
+        aside = turns(step, 60)
+    assert any(aside) and not all(aside[-10:])
+
+
+@pytest.fixture
+def growing() -> Iterator[Callable[[], float]]:
+    """Generating: a module is called with more and more rows, and a value is read each time."""
+    model, rows = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), [torch.ones(1, 4)]
+
+    def step() -> float:
+        with torch.no_grad():
+            rows.append(model(torch.cat(rows[-200:]))[-1:])
+        return float(rows[-1].sum())
+
+    with stable_shapes():
+        yield step
+
+
+def test_where_nothing_else_comes_round_calls_of_the_outermost_module_do(growing: Callable[[], float]) -> None:
+    with fused_eager(native="measured"):
+        aside = turns(growing, 160)
+        assert sum(aside) > 100, "shapes that never come again are torch's alone"
+        assert not all(aside[READS:]), "it comes back to see whether they have settled"
+    assert not modules._global_forward_pre_hooks
+    assert not stack()
+
+
+def test_calls_are_not_looked_at_where_nothing_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(self: Stretch) -> bool:
+        self.chosen, self.left = False, 10_000
+        return False
+
+    monkeypatch.setattr(Stretch, "_choose", choose)
+    model = torch.nn.Linear(4, 4)
+    with fused_eager(native="measured"):
+        for _ in range(8 * READS):
+            model(torch.ones(2, 4)).sum().item()
+            assert not modules._global_forward_pre_hooks
+
+
+def test_a_loop_of_which_a_part_is_faster_fused_stays_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two stretches in a turn one was found faster natively, the other fused."""
+    x = torch.arange(6.0)
+
+    def step() -> None:
+        (x * 2).sum().item()
+        (x + 2).sum()
+        sync()
+
+    monkeypatch.setattr(Stretch, "_choose", _choose_by_op)
+    with stable_shapes(), fused_eager(native="measured"):
+        aside = turns(step, 60)
+    chosen = {s.chosen for s in pace.STRETCHES.values()}
+    assert {True, False} <= chosen
+    assert not any(aside)
+
+
+def _choose_by_op(stretch: Stretch) -> bool:
+    first = next(key for key, value in pace.STRETCHES.items() if value is stretch)[2]
+    stretch.chosen, stretch.left = first[0] == id(torch.ops.aten.mul.Tensor), 10_000
+    return bool(stretch.chosen)
