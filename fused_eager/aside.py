@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .intercept import FrontDoor
 
-READS = 4  # values that are read without another kind of turn until calls of modules are looked at
+READS = 2  # values that are read without another kind of turn until calls of modules are looked at
 LEAST = 4  # sync points that a spell has to last to be worth the change
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from .bounded import Bounded
 
 VARIANTS = 4  # shapes of one skeleton that are compiled at first sight
+SINGLES = 1  # shapes of it that may come once each without being suspicious
 SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording
 SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
@@ -35,7 +36,7 @@ class Skeletons:
     def came_once(self, skeleton: Hashable) -> bool:
         """Other shapes than ever before have come. Returns whether that is all that happens to this skeleton."""
         self.singles[skeleton] = self.singles.get(skeleton, 0) + 1
-        return self.singles[skeleton] > VARIANTS
+        return self.singles[skeleton] > SINGLES
 
     def is_hot(self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.hotness import LONGEST, PATIENCE, SIGHTINGS, SPELL, VARIANTS, Skeletons, Spell
+from fused_eager.hotness import LONGEST, PATIENCE, SIGHTINGS, SINGLES, SPELL, VARIANTS, Skeletons, Spell
 from tests.streams import events, stable_shapes
 
 
@@ -50,7 +50,7 @@ def test_skeletons_are_forgotten_in_the_end() -> None:
 
 def test_shapes_that_come_once_each_are_noticed() -> None:
     s = Skeletons()
-    assert [s.came_once("a") for _ in range(VARIANTS + 2)] == [False] * VARIANTS + [True] * 2
+    assert [s.came_once("a") for _ in range(SINGLES + 2)] == [False] * SINGLES + [True] * 2
     s.is_hot("a", 0)
     assert not s.came_once("a"), "one came again: the count starts anew"
 
