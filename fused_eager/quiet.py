@@ -19,6 +19,7 @@ _thread = threading.local()
 
 
 OWN = "fused-eager"  # the names of the library's own threads begin so
+STORES = "fsspecIO"  # fsspec's one thread, which runs nothing but its own code: a flush may be waiting for a store
 
 
 def inside() -> bool:
@@ -26,7 +27,7 @@ def inside() -> bool:
     if getattr(_thread, "depth", 0) > 0:
         return True
     thread = threading.current_thread()
-    return thread.name.startswith(OWN) or hasattr(thread, "_fused_eager")
+    return thread.name.startswith(OWN) or thread.name == STORES or hasattr(thread, "_fused_eager")
 
 
 def adopt(thread: threading.Thread) -> None:

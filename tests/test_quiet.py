@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,6 +67,17 @@ def test_inside_is_a_matter_of_the_thread_and_nests() -> None:
         other.start()
         other.join()
     assert not inside() and seen == [False]
+
+
+def test_the_thread_of_remote_stores_is_inside() -> None:
+    """It starts threads while a flush waits for what it fetches: settling there would wait for that flush."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
+    import fsspec.asyn
+
+    async def ask() -> bool:
+        return inside()
+
+    assert fsspec.asyn.sync(fsspec.asyn.get_loop(), ask)
 
 
 def test_an_exception_leaves_nothing_behind() -> None:
