@@ -15,7 +15,6 @@ try again (`aside`).
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,6 +24,7 @@ from .events import LOG
 from .site import describe
 
 SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
+MOST = 4 * SAMPLES  # and no more, where they end here and there
 GAIN = 0.95  # native has to take less than this part of the fused time
 AGAIN, LONGEST = 256, 16_384  # stretches until the other way is tried again: doubled each time it has lost
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
@@ -51,23 +51,59 @@ class Steady:
         return self.surprises < SURPRISES
 
 
+class Times:
+    """What stretches took that began alike and ran the same way, by where they ended: a loop that reads its loss every
+    tenth step has stretches of a step, and short ones from the last step to the read.
+
+    The first one pays for the change of ways and does not count.
+    """
+
+    def __init__(self) -> None:
+        self.by_end: dict[Place, list[float]] = {}
+        self.count = 0
+
+    def add(self, end: Place, seconds: float) -> None:
+        """One more."""
+        if self.count:
+            self.by_end.setdefault(end, []).append(seconds)
+        self.count += 1
+
+    def of(self, end: Place) -> list[float]:
+        """Those that ended there."""
+        return self.by_end.get(end, [])
+
+    def usual(self) -> Place:
+        """Where most of them ended."""
+        return max(self.by_end, key=lambda end: len(self.by_end[end]), default=None)
+
+    def suffice(self, end: Place) -> bool:
+        """Whether there are enough of those that ended there, or it has become clear that there will not be."""
+        return len(self.of(end)) >= SAMPLES - 1 or self.count >= MOST
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.by_end.clear()
+        self.count = 0
+
+
 @dataclass
 class Stretch:
     """What is known about the stretches that begin in one way."""
 
     place: Place
-    fused: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    native: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    fused: Times = field(default_factory=Times)
+    native: Times = field(default_factory=Times)
+    end: Place = None  # of those that decided
     chosen: bool | None = None  # native; None while it is being measured
     left: int = 0
     length: int = AGAIN
     steady: Steady = field(default_factory=Steady)
 
-    def took(self, seconds: float, native: bool) -> None:
+    def took(self, seconds: float, native: bool, end: Place) -> None:
         """One of them is over."""
         if self.chosen is None:
-            (self.native if native else self.fused).append(seconds)
-        elif native is self.chosen and not self.steady.holds(seconds):
+            (self.native if native else self.fused).add(end, seconds)
+        elif native is self.chosen and end == self.end and not self.steady.holds(seconds):
             self.chosen, self.length = None, AGAIN
             self.fused.clear()
             self.native.clear()
@@ -81,13 +117,15 @@ class Stretch:
             self.length = min(2 * self.length, LONGEST)
             (self.fused if self.chosen else self.native).clear()
             self.chosen = None
-        if len(self.fused) < SAMPLES:
+        self.end = (self.fused if self.fused.count else self.native).usual()
+        if not self.fused.suffice(self.end):
             return False
-        return len(self.native) < SAMPLES or self._choose()
+        return not self.native.suffice(self.end) or self._choose()
 
     def _choose(self) -> bool:
-        fused, native = (min(list(times)[1:]) for times in (self.fused, self.native))
-        self.chosen, self.left = native < GAIN * fused, self.length
+        # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
+        fused, native = (min(times.of(self.end), default=0.0) for times in (self.fused, self.native))
+        self.chosen, self.left = bool(native) and native < GAIN * fused, self.length
         self.steady = Steady(native if self.chosen else fused)
         site = str(describe(self.place))  # type: ignore[arg-type]
         LOG.emit("pace", site=site, native=self.chosen, fused_s=fused, native_s=native)
@@ -125,7 +163,7 @@ class Pace:
         now = time.perf_counter()
         if not self.waiting and self.running is not None:
             if not self.disturbed:
-                self.running.took(now - self.began, self.native)
+                self.running.took(now - self.began, self.native, key)
             if not self.chose_native:
                 self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False

@@ -78,7 +78,7 @@ def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
         clock.now += 100.0
         own.restart()  # something was compiled
         own.passed(READ, True)
-    assert pace.STRETCHES and not any(s.fused for s in pace.STRETCHES.values()) and not own.native
+    assert pace.STRETCHES and not any(s.fused.by_end for s in pace.STRETCHES.values()) and not own.native
 
 
 def test_numbers_of_the_host_are_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
