@@ -185,4 +185,4 @@ def test_demo_runs_all_modes_and_ends_well() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for mode in ("off", "strict", "fused"):
         assert re.search(rf"^{mode} +\d+\.\d\d +\d+\.\d\dx +\d+\.\d s   (none|\d\.\de-\d\d)", done.stdout, re.MULTILINE)
-    assert "== report ==" in done.stdout
+    assert "== report: fused ==" in done.stdout

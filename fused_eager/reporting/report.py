@@ -99,7 +99,13 @@ class Report:
         return page(self)
 
 
-def report() -> Report:
-    """The report of this process so far, of what the event log still holds (the last 10,000 events of each kind)."""
+def report(*, reset: bool = False) -> Report:
+    """The report of this process so far, of what the event log still holds (the last 10,000 events of each kind).
+
+    With `reset`, the next report begins here.
+    """
     events = LOG.events
-    return Report.of([reading.from_memory(events, events[0].time if events else 0.0)])
+    found = Report.of([reading.from_memory(events, events[0].time if events else 0.0)])
+    if reset:
+        LOG.clear()
+    return found
