@@ -70,6 +70,22 @@ def test_a_choice_is_revised_when_the_times_change(monkeypatch: pytest.MonkeyPat
     assert not any(later[-AGAIN // 2 :])
 
 
+def test_a_short_stretch_that_begins_like_a_long_one_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third time the loop reads a value right after its step: natively in no time, and fused too."""
+    clock, own, ran = Clock(monkeypatch), Pace(), []
+    own.passed(READ, True)
+    for i in range(60):
+        own.begin(READ, "op")
+        short = i % 3 == 2
+        ran.append(own.native)
+        clock.now += (0.001 if own.native else 0.002) if short else (1.2 if own.native else 1.0)
+        own.passed(OTHER if short else READ, True)
+        if short:
+            own.begin(OTHER, "other op")
+            own.passed(READ, True)
+    assert any(ran) and not any(ran[-30:])
+
+
 def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own = Clock(monkeypatch), Pace()
     own.passed(READ, True)

@@ -71,13 +71,12 @@ def test_inside_is_a_matter_of_the_thread_and_nests() -> None:
 
 def test_the_thread_of_remote_stores_is_inside() -> None:
     """It starts threads while a flush waits for what it fetches: settling there would wait for that flush."""
-    fsspec = pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
-    import fsspec.asyn
+    asyn = pytest.importorskip("fsspec.asyn", reason="the extra `remote` is not installed")
 
     async def ask() -> bool:
         return inside()
 
-    assert fsspec.asyn.sync(fsspec.asyn.get_loop(), ask)
+    assert asyn.sync(asyn.get_loop(), ask)
 
 
 def test_an_exception_leaves_nothing_behind() -> None:
