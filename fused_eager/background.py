@@ -2,7 +2,7 @@
 
 What comes once is not compiled at all: setting a model up, a last odd batch, a line typed at a prompt. When a stream
 comes for the second time its regions are compiled on a thread of the library's own, one stream after the other, and a
-program that meets it once more in the meantime stops recording until that thread is done: its ops run natively, as in
+program that keeps meeting it in the meantime stops recording until that thread is done: its ops run natively, as in
 eager. A compilation that takes less than the stream itself is waited for.
 
 The thread needs no lock of the runtime's: what it works on (nodes, a plan, executables) holds plain values only, and
@@ -30,6 +30,7 @@ from .progress import waiting
 if TYPE_CHECKING:
     from .load import Ready
 
+MEETINGS = 16  # of a stream that is being compiled, until its thread stops recording: reports live on what is recorded
 PER_OP = 0.01  # seconds that XLA takes to compile one op, roughly
 PART = 0.5  # of a stream's own time on ATen that a program waits for its compilation
 NICE = 5  # where cores are short the program goes first
@@ -44,6 +45,7 @@ class Waiting:
     ops: int
     asked: bool = False
     failed: bool = False
+    met: int = 0
     ready: Ready | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -58,6 +60,14 @@ class Waiting:
         """Wait for the compilation where it takes less than a part of `seconds`, as far as can be known."""
         if self.ops * PER_OP < PART * seconds:
             self.done.wait(PART * seconds)
+
+    def meet(self, spell: Spell) -> Ready:
+        """It has come while it is being compiled: what runs it."""
+        if self.ready is None:
+            self.met += 1
+            if self.met >= MEETINGS:
+                _QUEUE.rest(spell)
+        return self.ready or self.meanwhile
 
     def run(self) -> None:
         """Compile it, on the library's thread."""
@@ -144,7 +154,7 @@ class Queue:
 
 
 _QUEUE = Queue()
-rest, wait = _QUEUE.rest, _QUEUE.wait
+wait = _QUEUE.wait
 os.register_at_fork(after_in_child=_QUEUE.forget)
 
 _own = threading.local()

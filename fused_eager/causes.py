@@ -117,7 +117,8 @@ class Memory:
             return Cause(code, told, at, tuple(changes), number, len(variants))
 
 
-MEMORY = Memory()
+MEMORY = Memory()  # what was compiled
+CAME = Memory()  # whole streams, which ATen ran when they came
 
 Change = tuple[str, Any, Any]
 

@@ -90,9 +90,7 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     if isinstance(waiting, Waiting) and waiting.asked:
         if waiting.failed:
             return _make_ready(work)
-        if waiting.ready is None:
-            background.rest(stream.spell)
-        return waiting.ready or waiting.meanwhile
+        return waiting.meet(stream.spell)
     nodes = work.nodes
     shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
     skeleton = tuple([n.number for n in nodes])
@@ -103,21 +101,27 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     forms = background.FORMS.get(shapes)
     if forms is not None and not SKELETONS.is_hot(skeleton, (shapes, ending), shapes):
         return _on_aten(work, shapes, "region.unstable")
-    if isinstance(waiting, Waiting):
+    if forms is None and SKELETONS.came_once(skeleton):
+        meanwhile = _on_aten(work, shapes, "region.unstable")
+    elif isinstance(waiting, Waiting) and not waiting.meanwhile.unstable:
         meanwhile = waiting.meanwhile
     else:
-        unstable = forms is None and SKELETONS.came_once(skeleton)
-        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new")
-        waiting = known[ending] = Waiting(meanwhile, functools.partial(_compiled, work, skeleton), len(nodes))
+        meanwhile = _on_aten(work, shapes, "region.new")
+    if not isinstance(waiting, Waiting):
+        if forms is None:
+            telling.came(nodes, work.homes, work.live, meanwhile.number)
+        make = functools.partial(_compiled, work, skeleton, meanwhile.number)
+        waiting = known[ending] = Waiting(meanwhile, make, len(nodes))
+    waiting.meanwhile = meanwhile
     if not background.came_again(shapes, waiting):
         return meanwhile
     waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
     return waiting.ready or meanwhile
 
 
-def _compiled(work: Work, skeleton: Hashable) -> Ready:
+def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> Ready:
     began = time.perf_counter()
-    ready = _make_ready(work)
+    ready = _make_ready(work, meanwhile)
     if _default() is not work.default:
         raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
     SKELETONS.compiled(skeleton, time.perf_counter() - began)
@@ -135,7 +139,7 @@ def _make_room() -> None:
         LOG.emit("forgotten", maps=found[0], allowed=found[1])
 
 
-def _make_ready(work: Work) -> Ready:
+def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     nodes, homes, config = work.nodes, work.homes, work.config
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
@@ -157,7 +161,8 @@ def _make_ready(work: Work) -> Ready:
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        return Ready(made, executables, checked, telling.planned(made, nodes, homes, executables))
+        number = telling.planned(made, nodes, homes, executables, instead_of=meanwhile)
+        return Ready(made, executables, checked, number)
 
 
 def homes_of_values(stream: Stream) -> dict[int, Home]:

@@ -10,7 +10,7 @@ import collections
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from . import background, causes, measuring
 from .bounded import Bounded
 from .buffers import Home
 from .events import LOG
+from .order import operands
 from .plan import Plan, Region
 from .reasons import Reason
 from .site import UNKNOWN, Site, caller, describe, is_internal
@@ -106,10 +107,12 @@ def planned(
     homes: Mapping[int, Home],
     executables: Sequence[Executable | None] = (),
     again: bool = False,
+    instead_of: int | None = None,
 ) -> int:
     """A stream was planned; returns the number by which flushes refer to the plan.
 
     With `again`, for streams that are planned whenever they come, a plan that was told before keeps its number.
+    `instead_of` is the plan that ran the same stream until this one was compiled.
     """
     global _told
     regions = [_region(r, nodes, homes) for r in made.regions]
@@ -126,7 +129,7 @@ def planned(
                 told["code"] = _code(executable, nodes, region, homes)
                 told["name"] = executable.name
     _thread.fresh.clear()
-    LOG.emit("plan", plan=number, regions=regions)
+    LOG.emit("plan", plan=number, regions=regions, instead_of=instead_of)
     return number
 
 
@@ -177,6 +180,28 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
     }
 
 
+def came(nodes: Sequence[Node], homes: Mapping[int, Home], live: Collection[int], number: int) -> None:
+    """A stream came in a form that had not come before, and ATen runs it, as the plan with this number."""
+    made = {r.vid for n in nodes for r in n.results}
+    inputs = dict.fromkeys(v for n in nodes for v in operands(n) if v not in made)
+    outputs = tuple(v for v in made if v in live)
+    whole = Region(tuple(range(len(nodes))), tuple(inputs), outputs, (), "aten", Reason("region.new"))
+    cause = causes.CAME.cause(causes.of(nodes, whole, homes, ""))
+    LOG.emit("came", plan=number, ops=len(nodes), **_told_cause(cause))
+
+
+def _told_cause(cause: causes.Cause) -> dict[str, Any]:
+    return {
+        "cause": cause.code,
+        "why": cause.why,
+        "site": str(cause.site),
+        "module": cause.site.module,
+        "changes": [list(change) for change in cause.changes[:20]],
+        "skeleton": cause.skeleton,
+        "variant": cause.variant,
+    }
+
+
 # ---- compilations ------------------------------------------------------------------------------------------------
 
 
@@ -208,13 +233,7 @@ def compiled(
         waited=waited,
         inputs=len(region.inputs),
         outputs=len(region.outputs),
-        cause=cause.code,
-        why=cause.why,
-        site=str(cause.site),
-        module=cause.site.module,
-        changes=[list(change) for change in cause.changes[:20]],
-        skeleton=cause.skeleton,
-        variant=cause.variant,
+        **_told_cause(cause),
     )
 
 

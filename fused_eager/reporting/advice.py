@@ -147,7 +147,7 @@ def _waits(facts: Facts) -> Iterator[Advice]:
 
 def _again(facts: Facts) -> Iterator[Advice]:
     groups: dict[tuple[object, str], list[Compile]] = collections.defaultdict(list)
-    for c in facts.again:
+    for c in facts.forms:
         groups[c.cause, c.site].append(c)
     unstable = _unstable(facts)
     for (cause, site), group in groups.items():
@@ -163,7 +163,10 @@ def _again(facts: Facts) -> Iterator[Advice]:
         if not lost and cause == "shape" and (ranks or all(c.runs >= STEADY * facts.steps for c in group)):
             continue  # parts of one round that differ (parameters of two shapes), not a round that changes
         kind, title, cure = _form(facts, str(cause), group, lost)
-        evidence = f"compiled again {_times(len(group))} for {seconds:.1f} s: {group[-1].why}"
+        if group[-1].waited:
+            evidence = f"compiled again {_times(len(group))} for {seconds:.1f} s: {group[-1].why}"
+        else:
+            evidence = f"came in {len(group)} further forms, which took {_ms(seconds)} on ATen: {group[-1].why}"
         if lost:
             count, extra = sum(c.count for c in lost), sum(c.seconds for c in lost)
             evidence += f"; {count} further rounds were not worth compiling and ran on ATen"
@@ -245,7 +248,7 @@ def _sizes(group: Sequence[Compile]) -> tuple[str, list[Any]]:
 
 
 def _first(facts: Facts, c: Compile) -> Compile | None:
-    return next((f for f in facts.compiles if f.skeleton == c.skeleton and f.variant == 1), None)
+    return next((f for f in [*facts.compiles, *facts.came] if f.skeleton == c.skeleton and f.variant == 1), None)
 
 
 def _unstable(facts: Facts) -> list[tuple[Cut, str]]:

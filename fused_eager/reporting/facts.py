@@ -67,6 +67,7 @@ class Compile:
     process: int
     code: tuple[int, int] | None = None
     runs: int = 0
+    waited: bool = True
 
 
 @dataclass
@@ -159,6 +160,7 @@ class Facts:
     cuts: list[Cut] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
     compiles: list[Compile] = field(default_factory=list)
+    came: list[Compile] = field(default_factory=list)  # streams in forms that were new; their seconds are ATen's
     regions: list[Region] = field(default_factory=list)
     lines: dict[str, Line] = field(default_factory=dict)
     islands: list[Island] = field(default_factory=list)
@@ -180,6 +182,13 @@ class Facts:
     def again(self) -> list[Compile]:
         """Compilations of ops that had been compiled before in another form."""
         return [c for c in self.compiles if c.cause != "first"]
+
+    @property
+    def forms(self) -> list[Compile]:
+        """Other forms of what had come before that the program paid for: it waited for their compilation, or ATen ran
+        them until they were compiled.
+        """
+        return [c for c in self.again if c.waited] + [c for c in self.came if c.cause != "first"]
 
     @property
     def modules(self) -> dict[str, tuple[int, float]]:
@@ -214,6 +223,7 @@ class Adder:
         self._flushed: collections.Counter[tuple[int, int]] = collections.Counter()
         self._reasons: collections.Counter[tuple[str, str]] = collections.Counter()
         self._new: dict[tuple[int, int], list[Compile]] = {}  # compiled, and waiting for their plan, by thread
+        self._forms: dict[tuple[int, int], Compile] = {}  # by plan
         self._by_code: dict[tuple[int, int], Compile] = {}
         self._nested: dict[tuple[int, int], list[tuple[float, float]]] = {}  # flushes since the last sync
         self._spans: dict[int, tuple[float, float]] = {}
@@ -247,8 +257,13 @@ class Adder:
         f.launches[plan] = f.launches.get(plan, 0.0) + d["seconds"] - d["compiling"]
         self._flushed[plan] += 1
         self._reasons[d["reason"], d["site"]] += 1
+        form = self._forms.get(plan)
+        if form is not None:
+            form.runs += 1
         for region in self._plans.get(plan, ()):
             region.count += 1
+            if form is not None and region.ended_by == "region.new":
+                form.seconds += d["seconds"]
             compiled = self._by_code.get((process, region.data.get("code", -1)))
             if compiled is not None:
                 compiled.runs += 1
@@ -301,12 +316,37 @@ class Adder:
             d["variant"],
             event.time,
             process,
+            waited=waited,
         )
         f.compiles.append(found)
         self._new.setdefault((process, event.thread), []).append(found)
 
+    def _came(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        words = f"{d['ops']} ops from {d['site']}"
+        skeleton = process, -d["skeleton"]  # numbered apart from those of compilations
+        form = Compile(
+            words,
+            d["site"],
+            d["module"],
+            d["ops"],
+            0.0,
+            d["cause"],
+            d["why"],
+            d["changes"],
+            skeleton,
+            d["variant"],
+            event.time,
+            process,
+            waited=False,
+        )
+        self.facts.came.append(form)
+        self._forms[process, d["plan"]] = form
+
     def _plan(self, process: int, event: Event, d: dict[str, Any]) -> None:
         plan = process, d["plan"]
+        form = self._forms.get((process, d.get("instead_of") or 0))
+        if form is not None:
+            self._forms[plan] = form
         rows = []
         for index, r in enumerate(d["regions"]):
             lines = [(line, module, backward, ops) for line, module, backward, ops in r["lines"]]

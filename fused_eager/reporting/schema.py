@@ -39,6 +39,20 @@ _REASON = (
     Field("detail", "text", "what exactly it was: an op, a method, a number"),
     Field("site", "text", "the program's line, as `file:line`; `?:0` where there is none"),
 )
+_CAUSE = (
+    Field(
+        "cause",
+        "text",
+        "first, shape, dtype, argument, layout, liveness, donation, option or ops: what is different "
+        "from the nearest one before",
+    ),
+    Field("why", "text", "the difference in words"),
+    Field("site", "text", "the line to look at"),
+    Field("module", "text", "path of the `nn.Module` of that line; empty outside of modules"),
+    Field("changes", "list", "each difference as [what, before, now]; at most 20"),
+    Field("skeleton", "integer", "numbers the sequence of ops; the same for all its shapes"),
+    Field("variant", "integer", "the how-manieth compilation of the skeleton it is, from 1"),
+)
 _COMPILING = Field("compiling", "number", "seconds of it that went into compiling")
 
 KINDS: dict[str, Kind] = {
@@ -73,6 +87,7 @@ KINDS: dict[str, Kind] = {
             "A stream was planned, the first time it was seen. `flush` refers to it by number.",
             (
                 Field("plan", "integer", "the number"),
+                Field("instead_of", "integer or null", "the plan that ran this stream until it was compiled"),
                 Field(
                     "regions",
                     "list of objects",
@@ -112,6 +127,15 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "came",
+            "A stream came in a form that had not come before, and ATen runs it until it comes again and is compiled.",
+            (
+                Field("plan", "integer", "the plan that runs it meanwhile"),
+                Field("ops", "integer", "its ops"),
+                *_CAUSE,
+            ),
+        ),
+        Kind(
             "compiling",
             "A compilation begins. Written at once, so a log that ends here says what was being compiled.",
             (Field("region", "text", "the region in words"),),
@@ -127,18 +151,7 @@ KINDS: dict[str, Kind] = {
                 Field("waited", "boolean", "whether the program waited for it, or went on"),
                 Field("inputs", "integer", "values it takes"),
                 Field("outputs", "integer", "values it hands out"),
-                Field(
-                    "cause",
-                    "text",
-                    "first, shape, dtype, argument, layout, liveness, donation, option or ops: what is different "
-                    "from the nearest region that was compiled before",
-                ),
-                Field("why", "text", "the difference in words"),
-                Field("site", "text", "the line to look at"),
-                Field("module", "text", "path of the `nn.Module` of that line; empty outside of modules"),
-                Field("changes", "list", "each difference as [what, before, now]; at most 20"),
-                Field("skeleton", "integer", "numbers the sequence of ops; the same for all its shapes"),
-                Field("variant", "integer", "the how-manieth compilation of the skeleton it is, from 1"),
+                *_CAUSE,
             ),
         ),
         Kind(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fused_eager import causes, fused_eager, telling
+from fused_eager import background, causes, fused_eager, load, telling, trace
 from fused_eager.reporting.advice import advise
 from fused_eager.reporting.explaining import _with_plans
 from fused_eager.reporting.facts import add_up
@@ -32,12 +32,18 @@ EXPECTED = {
 }
 
 
-def run(program: str, monkeypatch: pytest.MonkeyPatch) -> Report:
+def run(program: str, compiling: str, monkeypatch: pytest.MonkeyPatch) -> Report:
     """The report of a program of the gallery, as of a process of its own."""
+    background.wait()
+    background.FORMS.clear()
+    monkeypatch.setattr(trace.MEMORY, "root", trace._root())
+    monkeypatch.setattr(load, "ISLANDS", {})
     monkeypatch.setattr(causes, "MEMORY", causes.Memory())
+    monkeypatch.setattr(causes, "CAME", causes.Memory())
     monkeypatch.setattr(telling._thread, "ended", None)
-    with stable_shapes(), events() as seen, fused_eager(cache="off"):
+    with stable_shapes(), events() as seen, fused_eager(cache="off", compile=compiling):
         runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
+        background.wait()
     return Report.of([_with_plans(seen, seen[0].time)])
 
 
@@ -50,9 +56,10 @@ def test_the_gallery_is_complete() -> None:
     assert set(PROGRAMS) == set(EXPECTED) and len(PROGRAMS) == 10
 
 
+@pytest.mark.parametrize("compiling", ["wait", "auto"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_first_advice_is_the_right_one(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = run(program, monkeypatch)
+def test_the_first_advice_is_the_right_one(program: str, compiling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run(program, compiling, monkeypatch)
     kind, cure = EXPECTED[program]
     first = report.advice[0]
     assert first.kind == kind, str(report)
@@ -65,6 +72,6 @@ def test_a_program_without_mistake_gets_no_advice(monkeypatch: pytest.MonkeyPatc
     source = (FOLDER / "sync_per_step.py").read_text().replace("running += loss.item()", "running += loss.detach()")
     (tmp_path / "good.py").write_text(source.replace("running = 0.0", "running = torch.zeros(())"))
     monkeypatch.setitem(globals(), "FOLDER", tmp_path)
-    report = run("good", monkeypatch)
+    report = run("good", "wait", monkeypatch)
     assert report.advice == (), str(report)
     assert advise(add_up(report.processes)) == []
