@@ -15,7 +15,8 @@ from typing import Any
 
 from fused_eager.reasons import CODES
 
-from .facts import Compile, Cut, Facts, Region, Sync
+from .facts import Facts
+from .rows import Compile, Cut, Region, Sync
 from .source import short, statement, text
 
 OFTEN = 0.2  # of the rounds: what happens less often than that is worth a word only for its time

@@ -16,9 +16,9 @@ from fused_eager.context import fused_eager
 from fused_eager.events import LOG, Event
 from fused_eager.reasons import CODES
 
-from .facts import Region
 from .reading import Process, from_memory
 from .report import Report
+from .rows import Region
 from .source import short, shorten, split, text
 from .text import duration
 from .writer import want_details

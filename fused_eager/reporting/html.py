@@ -12,7 +12,8 @@ import jinja2
 
 from fused_eager.reasons import CODES
 
-from .facts import Facts, Region, top
+from .facts import Facts, top
+from .rows import Region
 from .source import short, shorten, split
 from .text import amount, duration, facts_lines, headline, times
 

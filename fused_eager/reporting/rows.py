@@ -1,0 +1,129 @@
+"""Rows: what an event log is added up to, one class per table. Times are seconds, as in `facts`."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Cut:
+    """All flushes of one reason at one line."""
+
+    reason: str
+    detail: str
+    site: str
+    count: int = 0
+    ops: int = 0
+    seconds: float = 0.0
+    plans: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass
+class Sync:
+    """All waits of one reason at one line. `waited` leaves out compiling and launching on the way; `longest` too.
+
+    `rounds` counts those with work launched since the one before: reading ten values after a loop is one round.
+    """
+
+    reason: str
+    detail: str
+    site: str
+    count: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+    rounds: int = 0
+    seen: int = -1  # flushes at the last wait
+
+
+@dataclass
+class Compile:
+    """One compilation. `code` is the number of what it made, as plans name it; `runs` counts how often that has run."""
+
+    region: str
+    site: str
+    module: str
+    ops: int
+    seconds: float
+    cause: str
+    why: str
+    changes: list[list[Any]]
+    skeleton: tuple[int, int]
+    variant: int
+    time: float
+    process: int
+    code: tuple[int, int] | None = None
+    runs: int = 0
+    waited: bool = True
+
+
+@dataclass
+class Region:
+    """One region of a plan. `alone` are the sampled seconds of one run with nothing else under way; None: no sample."""
+
+    plan: tuple[int, int]
+    index: int
+    how: str
+    ops: int
+    ended_by: str
+    detail: str
+    site: str
+    lines: list[tuple[str, str, bool, dict[str, int]]]
+    data: dict[str, Any]
+    count: int = 0
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def alone(self) -> float | None:
+        """The median of the samples."""
+        ordered = sorted(self.samples)
+        return ordered[len(ordered) // 2] if ordered else None
+
+    @property
+    def total(self) -> float | None:
+        """`alone` for every time it ran."""
+        return None if self.alone is None else self.alone * self.count
+
+    @property
+    def name(self) -> str:
+        """The region in words: how many ops, from which lines."""
+        lines = [line for line, *_ in self.lines]
+        first, last = (lines[0], lines[-1]) if lines else ("?", "?")
+        return f"{self.ops} ops from {first}" + (f" to {last}" if first != last else "")
+
+
+@dataclass
+class Line:
+    """One line of the program. `device` is its share of the regions' sampled time, by number of ops."""
+
+    site: str
+    modules: set[str] = field(default_factory=set)
+    ops: collections.Counter[str] = field(default_factory=collections.Counter)
+    backward: int = 0
+    regions: list[tuple[int, int, int]] = field(default_factory=list)
+    device: float = 0.0
+
+
+@dataclass
+class Island:
+    """An op that runs natively at a line."""
+
+    op: str
+    reason: str
+    site: str
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Built:
+    """A line that made modules inside a context. `count` is how often its first parameter was made."""
+
+    site: str
+    module: str
+    count: int = 0
+    seconds: float = 0.0
+    late: int = 0  # of them, after the first flush
+    last: float = 0.0
+    key: tuple[str, str] = ("", "")
