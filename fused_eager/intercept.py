@@ -65,6 +65,10 @@ class FrontDoor(TorchDispatchMode):
         """Whether torch runs alone, because that was measured to be faster."""
         return self._aside is not None
 
+    def someone_is_aside(self) -> bool:
+        """Whether this one is aside, or one of those in whose name it is open: a thread may start threads."""
+        return self.aside or (self.lender is not None and self.lender.someone_is_aside())
+
     def step_aside(self, turn: Turn, rest: int) -> None:
         """Leave this thread's stack of modes for so many turns, and for as long as it is to run natively in any case.
         Nothing may be pending in its stream.
@@ -168,7 +172,7 @@ class FrontDoor(TorchDispatchMode):
             _print(info, args, kwargs)
         if stream.spell.left:
             return native.run_through(stream, info, args, kwargs, stream.spell.code)
-        if self.lender is not None and self.lender.aside:
+        if self.lender is not None and self.lender.someone_is_aside():
             return native.run_through(stream, info, args, kwargs, "region.native")
         if stream.pace.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")

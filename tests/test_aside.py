@@ -146,6 +146,29 @@ def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
     assert found == [(1, [2.0] * 3)]
 
 
+def test_a_thread_of_a_thread_started_while_it_stands_aside(native_wins: None) -> None:
+    step, found = trainer(True), []
+
+    def inner() -> None:
+        found.append((torch.ones(3) * 2).tolist())
+        assert not current_door().stream.nodes  # type: ignore[union-attr]
+        y = torch.ones(3) * 3
+        assert not current_door().stream.nodes, "what it makes is not pending"  # type: ignore[union-attr]
+        found.append(y)
+
+    def outer() -> None:
+        thread = threading.Thread(target=inner)
+        thread.start()
+        thread.join()
+
+    with fused_eager(native="measured"):
+        stand_aside(step)
+        thread = threading.Thread(target=outer)
+        thread.start()
+        thread.join()
+        assert len(found) == 2 and (found[1] + 1).tolist() == [4.0] * 3
+
+
 def test_what_other_threads_make_while_it_stands_aside_can_be_read(native_wins: None) -> None:
     step, ready, go, made = trainer(True), threading.Event(), threading.Event(), []
 
