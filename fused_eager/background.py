@@ -139,10 +139,12 @@ class Queue:
                 self._resting.clear()
 
     def _close(self) -> None:
-        """At the end of the process: XLA cannot be interrupted, but what has not begun need not begin."""
+        """At the end of the process: what has not begun need not begin, but XLA cannot be interrupted, and a process that
+        ends under it crashes.
+        """
         self.closing = True
         if self._open:
-            with waiting("finishing a compilation that is under way, for the compile cache"):
+            with waiting("finishing the compilation that XLA is at"):
                 assert self._writer is not None
                 self._writer.flush(threading.TIMEOUT_MAX)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -122,3 +123,11 @@ class EventLog:
 
 
 LOG = EventLog()
+
+
+def _in_child() -> None:
+    # The thread that compiles in the background may have been telling something; it is not there to let go.
+    LOG.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 
-from fused_eager.events import Event, EventLog
+from fused_eager.events import LOG, Event, EventLog
 
 
 def test_events_are_kept_in_order_and_counted() -> None:
@@ -85,3 +87,13 @@ def test_threads_lose_nothing_and_have_numbers() -> None:
         t.join()
     assert log.counts["a"] == len(log.of("a")) == 2000
     assert len({e.thread for e in log.of("a")}) == 4
+
+
+def test_a_child_can_tell_though_a_thread_was_telling_at_the_fork() -> None:
+    with LOG.lock:  # as that of a thread that is not in the child
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            LOG.emit("test")
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
