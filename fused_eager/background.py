@@ -139,8 +139,8 @@ class Queue:
                 self._resting.clear()
 
     def _close(self) -> None:
-        """At the end of the process: what has not begun need not begin, but XLA cannot be interrupted, and a process that
-        ends under it crashes.
+        """At the end of the process: what has not begun need not begin, but XLA cannot be interrupted, and a process
+        that ends under it crashes.
         """
         self.closing = True
         if self._open:
