@@ -271,7 +271,7 @@ class Generator:
             self.in_loop = False
             for name in self.names:
                 t = self.env[name]
-                if t.is_floating_point():
+                if isinstance(t, torch.Tensor) and t.is_floating_point():  # no gradient is None
                     self.inexact.add(t.untyped_storage()._cdata)
         self.several(after, r.randint(1, 8))
         return Program(tuple(before), tuple(body), tuple(after), r.choice([2, 3, 3, 5, 8]), self.dtype, self.seed)
