@@ -37,6 +37,9 @@ def _is_plain(kind: type) -> bool:
     return found
 
 
+TOLD_EVERY = 5.0  # seconds
+
+
 class Watcher(TorchDispatchMode):
     """A mode that is entered before a context to see what runs natively in it, and nothing else."""
 
@@ -77,8 +80,8 @@ class FrontDoor(TorchDispatchMode):
         if self in modes:
             self._aside, self.turn, self.rest = modes[: modes.index(self)], turn, rest
             self._steady, self._since = Steady(), 0.0
+            self._turns, self._left = 0, time.perf_counter()
             quiet.restack([mode for mode in modes if mode is not self])
-            LOG.count("stood aside")
 
     def stood_aside(self, turn: Turn) -> None:
         """A turn has ended; time to come back when all have, or when they take another time."""
@@ -86,6 +89,9 @@ class FrontDoor(TorchDispatchMode):
             return
         now, before = time.perf_counter(), self._since
         self.rest, self._since = self.rest - 1, now
+        self._turns += 1
+        if now - self._left > TOLD_EVERY:
+            self._tell()
         self.stream.spell.passed_sync()
         if before and not self._steady.holds(now - before):
             self.come_back()  # it is another program now
@@ -100,8 +106,15 @@ class FrontDoor(TorchDispatchMode):
             quiet.restack(modes)
             self._return()
 
+    def _tell(self) -> None:
+        """Say how long torch has been alone: a live view has nothing else to go by."""
+        now = time.perf_counter()
+        LOG.emit("aside", turn=self.turn, turns=self._turns, seconds=now - self._left)
+        self._turns, self._left = 0, now
+
     def _return(self) -> None:
         self._aside = None
+        self._tell()
         self.stream.pace.resume(self.rest)
 
     def __exit__(self, *error: Any) -> None:

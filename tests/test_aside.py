@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fused_eager import fused_eager, pace, sync
+from fused_eager import fused_eager, pace, report, sync
 from fused_eager.aside import READS
 from fused_eager.pace import Stretch
 from fused_eager.quiet import stack
@@ -295,3 +295,16 @@ def _choose_by_op(stretch: Stretch) -> bool:
     first = next(key for key, value in pace.STRETCHES.items() if value is stretch)[2]
     stretch.chosen, stretch.left = first[0] == id(torch.ops.aten.mul.Tensor), 10_000
     return bool(stretch.chosen)
+
+
+def test_the_report_counts_what_happens_without_it(native_wins: None) -> None:
+    step = trainer(True)
+    with fused_eager(native="measured"):
+        report(reset=True)
+        aside = sum(turns(step, 60))
+    facts = report().facts
+    # The step in which it comes back has run without it too.
+    assert facts.turns >= aside > 0 and facts.turns < facts.steps <= 60
+    assert 0 < facts.aside < facts.seconds
+    assert facts.host + facts.launch + facts.wait + facts.aside <= facts.seconds * 1.01
+    assert "torch alone" in str(report())

@@ -34,6 +34,8 @@ class Facts:
     ops: int = 0
     flushes: int = 0
     steps: int = 0
+    aside: float = 0.0  # torch alone
+    turns: int = 0  # of the loop, in that time
     recording: tuple[int, float] = (0, 0.0)  # sampled: ops, seconds
     peak: int = 0
     cuts: list[Cut] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Adder:
         self._forms: dict[tuple[int, int], Compile] = {}  # by plan
         self._by_code: dict[tuple[int, int], Compile] = {}
         self._nested: dict[tuple[int, int], list[tuple[float, float]]] = {}  # flushes since the last sync
+        self._apart: dict[tuple[int, int], float] = {}
         self._spans: dict[int, tuple[float, float]] = {}
 
     def add(self, process: int, event: Event) -> None:
@@ -119,7 +122,7 @@ class Adder:
         f = self.facts
         f.flushes += 1
         f.ops += d["ops"]
-        f.host += d["host"]
+        f.host += max(d["host"] - self._apart.pop((process, event.thread), 0.0), 0.0)
         f.launch += d["seconds"] - d["compiling"]
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"] - d["host"]), end)
@@ -199,6 +202,15 @@ class Adder:
         )
         f.compiles.append(found)
         self._new.setdefault((process, event.thread), []).append(found)
+
+    def _aside(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        f = self.facts
+        f.aside += d["seconds"]
+        f.turns += d["turns"]
+        # The next flush counts its host time from the one before.
+        self._apart[process, event.thread] = self._apart.get((process, event.thread), 0.0) + d["seconds"]
+        begin, end = self._spans[process]
+        self._spans[process] = (min(begin, event.time - d["seconds"]), end)
 
     def _came(self, process: int, event: Event, d: dict[str, Any]) -> None:
         words = f"{d['ops']} ops from {d['site']}"
@@ -298,7 +310,7 @@ class Adder:
         """The facts so far. More events may be added afterwards."""
         f = self.facts
         f.seconds = max((end - begin for begin, end in self._spans.values()), default=0.0)
-        f.steps = self._steps()
+        f.steps = self._steps() + f.turns
         for line in f.lines.values():
             line.device = 0.0
         for region in f.regions:

@@ -80,7 +80,7 @@ def _model(report: Report) -> dict[str, Any]:
     }
 
 
-KINDS = ("compile", "wait", "launch", "host", "rest")
+KINDS = ("compile", "wait", "launch", "host", "alone", "rest")
 
 
 def _colours(f: Facts) -> dict[int, int]:

@@ -127,6 +127,15 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "aside",
+            "Torch ran alone for a while, because that was measured to be faster, or until something was compiled.",
+            (
+                Field("turn", "text", "what was counted: step (of an optimizer), sync or call (of a module)"),
+                Field("turns", "integer", "how many of them"),
+                Field("seconds", "number", "for how long"),
+            ),
+        ),
+        Kind(
             "came",
             "A stream came in a form that had not come before, and ATen runs it until it comes again and is compiled.",
             (
