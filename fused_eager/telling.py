@@ -207,7 +207,7 @@ def _told_cause(cause: causes.Cause) -> dict[str, Any]:
 
 def compiling(name: str) -> None:
     """A compilation begins: told before, so that a log that ends here says what it was waiting for."""
-    LOG.emit("compiling", region=name)
+    LOG.emit("compiling", region=name, waited=not background.is_own_thread())
 
 
 def compiled(

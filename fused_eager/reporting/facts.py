@@ -175,7 +175,7 @@ class Adder:
                     island.seconds += waited
 
     def _compiling(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.compiling = d["region"]
+        self.facts.compiling = d["region"] if d.get("waited", True) else ""
 
     def _compile(self, process: int, event: Event, d: dict[str, Any]) -> None:
         f = self.facts

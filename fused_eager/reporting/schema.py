@@ -147,7 +147,10 @@ KINDS: dict[str, Kind] = {
         Kind(
             "compiling",
             "A compilation begins. Written at once, so a log that ends here says what was being compiled.",
-            (Field("region", "text", "the region in words"),),
+            (
+                Field("region", "text", "the region in words"),
+                Field("waited", "boolean", "whether the program waits for it, or goes on"),
+            ),
         ),
         Kind(
             "compile",
