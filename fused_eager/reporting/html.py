@@ -126,16 +126,19 @@ def _bins(report: Report) -> list[dict[str, float]]:
 def _spans(report: Report) -> list[tuple[str, float, float]]:
     """(kind, begin, end) of what the first process did, without overlaps."""
     out = []
-    flushed = 0.0
+    flushed = alone = 0.0
     for e in report.processes[0].events:
         d = e.data
         if e.kind == "compile" and d.get("waited", True):
             out.append(("compile", e.time - d["seconds"], e.time))
         elif e.kind == "flush":
             start = e.time - d["seconds"]
-            out.append(("host", start - d["host"], start))
+            out.append(("host", max(start - d["host"], alone), start))
             out.append(("launch", start + d["compiling"], e.time))
             flushed = e.time
+        elif e.kind == "aside":
+            out.append(("alone", e.time - d["seconds"], e.time))
+            alone = e.time
         elif e.kind == "sync":
             out.append(("wait", max(e.time - d["seconds"], flushed), e.time))
     return [(kind, a, b) for kind, a, b in out if b > a]

@@ -42,7 +42,7 @@ def times(f: Facts) -> list[tuple[str, float]]:
         ("waiting for values", f.wait),
         ("planning and launching", f.launch),
         ("the program itself, with recording", f.host),
-        ("torch alone, where that was found faster", f.aside),
+        ("torch alone (found faster, or while compiling)", f.aside),
     ]
     rest = f.seconds * max(len(f.processes), 1) - sum(s for _, s in rows)
     return [*rows, ("outside of any context", max(rest, 0.0))]
