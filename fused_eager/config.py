@@ -96,8 +96,10 @@ class Config:
 
     @property
     def waits(self) -> bool:
-        """Whether the program waits for the compiler. Who refuses islands has to be told where they are."""
-        return self.mode != "fused" or self.compile != "auto" or self.islands != "allow"
+        """Whether the program waits for the compiler. Who refuses islands has to be told where they are, and who has
+        regions verified wants them to run.
+        """
+        return self.mode != "fused" or self.compile != "auto" or self.islands != "allow" or self.verify > 0
 
     @property
     def validates(self) -> bool:

@@ -186,6 +186,14 @@ def test_switches_are_those_of_the_stream_and_not_those_of_later(held: threading
     assert seen and set(seen) == {"highest"}
 
 
+@pytest.mark.parametrize("option", [{"verify": 1.0}, {"islands": "warn"}, {"compile": "blocking"}], ids=str)
+def test_who_wants_to_see_compiled_regions_waits_for_them(option: dict[str, Any]) -> None:
+    step = make_step(20 + len(str(option)))
+    with events("compile") as seen, fused_eager(**{"compile": "auto", **option}):
+        step()
+        assert seen
+
+
 def test_sync_waits_for_the_compiler_if_asked_to() -> None:
     with fused_eager(compile="auto"):
         step = make_step(8)
