@@ -72,8 +72,14 @@ def _silence() -> Iterator[None]:
 
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on FakeTensors that look like `tensors`, its tensor arguments in order."""
+    # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
+    with _LOCK:
+        return _infer(op, args, kwargs, tensors)
+
+
+def _infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     fakes: list[torch.Tensor] = []
-    with _LOCK, _silence(), _FAKE, torch._C._DisableFuncTorch():
+    with _silence(), _FAKE, torch._C._DisableFuncTorch():
         for t in tensors:
             # A written tensor keeps its identity, so that what the op returns can be told from a new one.
             fakes.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device))
