@@ -124,10 +124,10 @@ class Queue:
                 spell.rest(lambda: not self.busy)
                 self._resting.append(spell)
 
-    def wait(self, progress: bool = True) -> None:
+    def wait(self) -> None:
         """Return when everything that was asked for is compiled."""
         if self._writer is not None and self._open:
-            with waiting("compiling in the background", progress):
+            with waiting("compiling in the background"):
                 self._writer.flush(threading.TIMEOUT_MAX)
 
     def _finished(self) -> None:

@@ -72,8 +72,11 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     ready = known.get(ending)
     if not isinstance(ready, Ready):
         stream.pace.restart()
-        work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
-        found = _find(stream, known, ending, work)
+        if isinstance(ready, Waiting) and ready.asked and not ready.failed:
+            found = ready.meet(stream.spell)
+        else:
+            work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
+            found = _find(stream, known, ending, work)
         if found.shapes is None:
             known[ending] = found
         ready = found
@@ -82,33 +85,30 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
 
 
 def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:
-    """What runs a stream that has no executables yet."""
-    _make_room()
-    if work.config.mode != "fused":
-        return _make_ready(work)
+    """What runs a stream that has no executables yet, and of which none are being made."""
     waiting = known.get(ending)
-    if isinstance(waiting, Waiting) and waiting.asked:
-        if waiting.failed:
-            return _make_ready(work)
-        return waiting.meet(stream.spell)
+    if work.config.mode != "fused" or (isinstance(waiting, Waiting) and waiting.failed):
+        _make_room()
+        return _make_ready(work)
     nodes = work.nodes
     shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
     skeleton = tuple([n.number for n in nodes])
-    if work.config.waits:
-        if SKELETONS.is_hot(skeleton, (shapes, ending), shapes):
+    waits, again = work.config.waits, shapes in background.FORMS
+    if waits or again:
+        unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
+        if unstable:
+            return _on_aten(work, shapes, "region.unstable")
+        _make_room()
+        if waits:
             return _compiled(work, skeleton)
-        return _on_aten(work, shapes, "region.unstable")
-    forms = background.FORMS.get(shapes)
-    if forms is not None and not SKELETONS.is_hot(skeleton, (shapes, ending), shapes):
-        return _on_aten(work, shapes, "region.unstable")
-    if forms is None and SKELETONS.came_once(skeleton):
-        meanwhile = _on_aten(work, shapes, "region.unstable")
-    elif isinstance(waiting, Waiting) and not waiting.meanwhile.unstable:
+    else:
+        unstable = SKELETONS.came_once(skeleton)
+    if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
-        meanwhile = _on_aten(work, shapes, "region.new")
+        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new")
     if not isinstance(waiting, Waiting):
-        if forms is None:
+        if not again:
             telling.came(nodes, work.homes, work.live, meanwhile.number)
         make = functools.partial(_compiled, work, skeleton, meanwhile.number)
         waiting = known[ending] = Waiting(meanwhile, make, len(nodes))
