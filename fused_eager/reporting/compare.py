@@ -58,7 +58,7 @@ def totals(a: Facts, b: Facts) -> list[Row]:
         Row("seconds in all", a.seconds, b.seconds, duration),
         Row("compilations", len(a.compiles), len(b.compiles), _count),
         Row("of them in another form of known ops", len(a.again), len(b.again), _count),
-        Row("compiling", a.compile + a.behind, b.compile + b.behind, duration),
+        Row("compiling", a.compiling_in_all, b.compiling_in_all, duration),
     ]
     for (name, x), (_, y) in zip(times(a)[1:4], times(b)[1:4], strict=True):
         rows.append(Row(name + each, per_round(a, x), per_round(b, y), duration))

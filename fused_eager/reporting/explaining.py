@@ -69,7 +69,7 @@ class Explanation:
     def __str__(self) -> str:
         f = self.report.facts
         lines = [
-            f"{f.ops} ops in {f.runs} regions; {len(f.compiles)} compiled in {duration(f.compile + f.behind)}; "
+            f"{f.ops} ops in {f.runs} regions; {len(f.compiles)} compiled in {duration(f.compiling_in_all)}; "
             f"{sum(s.count for s in f.syncs if s.reason != 'cut.exit')} waits"
         ]
         sites = list(f.lines)

@@ -30,7 +30,6 @@ class Facts:
     launch: float = 0.0
     wait: float = 0.0
     compile: float = 0.0  # that the program waited for
-    behind: float = 0.0  # compiling in the background
     ops: int = 0
     flushes: int = 0
     steps: int = 0
@@ -58,6 +57,16 @@ class Facts:
     def runs(self) -> int:
         """How often a region ran."""
         return sum(r.count for r in self.regions)
+
+    @property
+    def compiling_in_all(self) -> float:
+        """Seconds of compiling, waited for or not."""
+        return sum(c.seconds for c in self.compiles)
+
+    @property
+    def behind(self) -> float:
+        """Seconds of compiling in the background."""
+        return sum(c.seconds for c in self.compiles if not c.waited)
 
     @property
     def again(self) -> list[Compile]:
@@ -182,24 +191,9 @@ class Adder:
         f.compiling = ""
         waited = d.get("waited", True)
         f.compile += d["seconds"] if waited else 0.0
-        f.behind += 0.0 if waited else d["seconds"]
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"]), end)
-        found = Compile(
-            d["region"],
-            d["site"],
-            d["module"],
-            d["ops"],
-            d["seconds"],
-            d["cause"],
-            d["why"],
-            d["changes"],
-            (process, d["skeleton"]),
-            d["variant"],
-            event.time,
-            process,
-            waited=waited,
-        )
+        found = _form(process, event, d["region"], d["seconds"], d["skeleton"], waited)
         f.compiles.append(found)
         self._new.setdefault((process, event.thread), []).append(found)
 
@@ -214,22 +208,8 @@ class Adder:
 
     def _came(self, process: int, event: Event, d: dict[str, Any]) -> None:
         words = f"{d['ops']} ops from {d['site']}"
-        skeleton = process, -d["skeleton"]  # numbered apart from those of compilations
-        form = Compile(
-            words,
-            d["site"],
-            d["module"],
-            d["ops"],
-            0.0,
-            d["cause"],
-            d["why"],
-            d["changes"],
-            skeleton,
-            d["variant"],
-            event.time,
-            process,
-            waited=False,
-        )
+        # Its seconds are added flush by flush; skeletons are numbered apart from those of compilations.
+        form = _form(process, event, words, 0.0, -d["skeleton"], waited=False)
         self.facts.came.append(form)
         self._forms[process, d["plan"]] = form
 
@@ -326,6 +306,26 @@ class Adder:
             if counts:
                 return max(counts)
         return max((n for (reason, _), n in self._reasons.items() if reason != "mode.single"), default=0)
+
+
+def _form(process: int, event: Event, region: str, seconds: float, skeleton: int, waited: bool) -> Compile:
+    """A row for one form of some ops, from an event that tells how it differs from the nearest one."""
+    d = event.data
+    return Compile(
+        region,
+        d["site"],
+        d["module"],
+        d["ops"],
+        seconds,
+        d["cause"],
+        d["why"],
+        d["changes"],
+        (process, skeleton),
+        d["variant"],
+        event.time,
+        process,
+        waited=waited,
+    )
 
 
 def add_up(processes: Sequence[Process]) -> Facts:

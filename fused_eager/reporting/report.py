@@ -60,7 +60,7 @@ class Report:
     @property
     def compile_seconds(self) -> float:
         """Seconds that compiling took."""
-        return self.facts.compile + self.facts.behind
+        return self.facts.compiling_in_all
 
     @property
     def flushes(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ def facts_lines(f: Facts) -> list[str]:
         again = len(f.again)
         behind = f" ({duration(f.behind)} of it while the program went on)" if f.behind else ""
         lines.append(
-            f"compiled: {len(f.compiles)} regions in {duration(f.compile + f.behind)}{behind}, {again} of them in "
+            f"compiled: {len(f.compiles)} regions in {duration(f.compiling_in_all)}{behind}, {again} of them in "
             "another form of ops that had been compiled before"
         )
     if f.loads:
