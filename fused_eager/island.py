@@ -6,8 +6,6 @@ what it writes goes to a copy: the old value may still be read by others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from fused_eager.fusion_rules.spec import contiguous_strides
 from . import buffers
 from .events import LOG
 from .plan import Region, operands
+from .quiet import default_dtype
 from .site import describe
 from .stream import Hole, Node, Ref, Result, Use
 
@@ -73,7 +72,7 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             if node.default is torch.get_default_dtype():
                 run_node(node, values)
             else:
-                with _default_dtype(node.default):
+                with default_dtype(node.default):
                     run_node(node, values)
         except Exception as error:
             if first is None:
@@ -86,16 +85,6 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             values.pop(vid, None)
     if first is not None:
         raise first
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _dying(nodes: list[Node], region: Region) -> dict[int, list[int]]:

@@ -92,3 +92,14 @@ def restack(modes: list[TorchDispatchMode]) -> None:
         _pop()
     for mode in modes:
         _push(mode)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """In the body, torch's default dtype is what it was when something was recorded, or a key made."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

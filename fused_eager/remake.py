@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -18,18 +18,12 @@ from .canonical import to_region
 from .compile import build
 from .executable import Executable, Failure, Unloadable, device, from_blobs, to_blobs
 from .lower import NodeFailed
+from .quiet import default_dtype
 
 
-@contextmanager
-def _default_dtype(key: Key) -> Iterator[None]:
+def _default_dtype(key: Key) -> AbstractContextManager[None]:
     """The default dtype that was set when the key was made."""
-    before = torch.get_default_dtype()
-    wanted = getattr(torch, key.parts["numerics"]["default_dtype"].removeprefix("torch."))
-    torch.set_default_dtype(wanted)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    return default_dtype(getattr(torch, key.parts["numerics"]["default_dtype"].removeprefix("torch.")))
 
 
 def key_here(key: Key, salt: str | None = None) -> Key:
