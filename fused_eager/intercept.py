@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, native, quiet, record, run, site
 from .aside import Calls, read, turned
-from .buffers import LOCK, TABLE
+from .buffers import LOCK
 from .config import Config
 from .events import LOG
+from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Steady, Turn
 from .reasons import Reason
@@ -138,7 +139,7 @@ class FrontDoor(TorchDispatchMode):
         if pace.waiting:
             _begin(stream, func, args)
         natively = stream.spell.left or (pace.native and stream.config.measures)
-        if natively and id(func) in _HARMLESS and _nothing_is_pending():
+        if natively and id(func) in _HARMLESS and nothing_is_pending():
             return func(*args, **(kwargs or {}))
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
@@ -290,10 +291,6 @@ def stepped(door: FrontDoor) -> None:
 # because the hash of an overload is computed in Python.
 _LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM})
 _HARMLESS: set[int] = set()
-
-
-def _nothing_is_pending() -> bool:
-    return not TABLE and not run.BACKLOG.launches
 
 
 _in_child = False

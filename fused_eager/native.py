@@ -119,11 +119,16 @@ def is_away(args: Any) -> bool:
     return False
 
 
+def nothing_is_pending() -> bool:
+    """Whether all values of all threads are in native memory, and nothing reads or writes it behind torch's back."""
+    return not TABLE and not run.BACKLOG.launches
+
+
 def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], code: str) -> Any:
     """Run an op as eager would, in a stretch of the program that is native: nothing is recorded. `code` says why."""
-    if TABLE or run.BACKLOG.launches:
-        return run_at_once(stream, info, args, kwargs, Reason(code))
-    return info.op(*args, **kwargs)
+    if nothing_is_pending():
+        return info.op(*args, **kwargs)
+    return run_at_once(stream, info, args, kwargs, Reason(code))
 
 
 def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> Any:

@@ -39,11 +39,7 @@ class OpInfo:
     written: tuple[int, ...]
     island: str  # why XLA cannot run it; "" if it can
     scattered: bool = False  # it fills an `out=` from other places of its operands than it writes
-
-    @property
-    def writes_list(self) -> bool:
-        """Whether it writes the elements of a list (`_foreach_add_`)."""
-        return bool(self.written) and self.op._schema.name.startswith("aten::_foreach_")
+    writes_list: bool = False  # it writes the elements of a list (`_foreach_add_`)
 
 
 # Ops that write arguments although their schema does not say so: (argument names), when the named flag is true.
@@ -159,4 +155,5 @@ def _read(op: OpOverload) -> OpInfo:
         written,
         island,
         any(a.is_out for a in arguments) and not _is_pointwise(op),
+        bool(written) and op._schema.name.startswith("aten::_foreach_"),
     )
