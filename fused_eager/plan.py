@@ -23,6 +23,7 @@ from .buffers import Home
 from .errors import ValidationError
 from .order import canonical, operands
 from .reasons import Reason
+from .repeats import boundaries
 from .site import describe
 from .stream import Node
 
@@ -87,7 +88,7 @@ def make_plan(
         everything: run nodes that nothing depends on too, as eager does: they may raise.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
-    groups = _group(nodes, needed, islands, max_region, end)
+    groups = _group(nodes, needed, homes, islands, max_region, end)
     return _connect(nodes, groups, live, donatable, homes)
 
 
@@ -124,7 +125,12 @@ Group = tuple[str, list[int], Reason]
 
 
 def _group(
-    nodes: Sequence[Node], needed: list[int], islands: Mapping[int, str], max_region: int, end: Reason
+    nodes: Sequence[Node],
+    needed: list[int],
+    homes: Mapping[int, Home],
+    islands: Mapping[int, str],
+    max_region: int,
+    end: Reason,
 ) -> list[Group]:
     level: dict[int, int] = {}
     from_island: dict[int, bool] = {}
@@ -143,8 +149,9 @@ def _group(
     top = max([*xla, *aten], default=-1)
     for at in range(top + 1):
         members: list[int] = []
+        repeats = boundaries(nodes, xla[at], homes)
         for i in xla[at]:
-            refusal = refuse(Candidate(len(members), max_region))
+            refusal = refuse(Candidate(len(members), max_region, repeats.get(i, "")))
             if refusal is not None:
                 groups.append(("xla", members, Reason(refusal.code, refusal.detail, describe(nodes[i].place))))
                 members = []

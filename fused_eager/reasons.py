@@ -138,6 +138,13 @@ CODES: dict[str, Code] = {
             "total = model(rows).sum().item()",
         ),
         Code(
+            "region.repeat",
+            "the same ops follow once more, as in the next layer, and are compiled once for all of them",
+            "none needed: a natural cut",
+            "for layer in layers:\n    x = layer(x)",
+            "for layer in layers:\n    x = layer(x)  # nothing to change: equal layers are one compilation",
+        ),
+        Code(
             "region.size",
             "the region reached max_region ops",
             "raise max_region",

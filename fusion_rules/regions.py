@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What the rules look at: a node that wants to join a region which holds `size` nodes of at most `limit`."""
+    """What the rules look at: a node that wants to join a region which holds `size` nodes of at most `limit`.
+
+    `repeat` says of which repeated layers this node begins another one, "" if of none.
+    """
 
     size: int
     limit: int
+    repeat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class FusionRule:
 
 
 FUSION_RULES: tuple[FusionRule, ...] = (
+    # Equal layers are one compilation, however many there are.
+    FusionRule("region.repeat", lambda c: c.repeat if c.size else ""),
     # Compile time grows faster than linearly with a region's size; a bound keeps it in seconds.
     FusionRule("region.size", lambda c: f"{c.size} ops" if c.size >= c.limit else ""),
 )
