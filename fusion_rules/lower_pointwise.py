@@ -27,7 +27,7 @@ from .elementwise import (
     together,
     where,
 )
-from .lower_elementary import absolute, exp2, reciprocal, trunc
+from .lower_elementary import absolute, exp2, reciprocal, rsqrt, trunc
 from .lowering import Context
 from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
@@ -262,7 +262,7 @@ def pow_tensor(cx: Context, self: Any, exponent: Any) -> Any:
 _POWERS: dict[float, Any] = {
     -2.0: lambda x: reciprocal(x * x),
     -1.0: reciprocal,
-    -0.5: lax.rsqrt,
+    -0.5: rsqrt,
     0.0: jnp.ones_like,
     0.5: lax.sqrt,
     1.0: lambda x: x,
