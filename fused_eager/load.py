@@ -13,7 +13,7 @@ import torch
 
 from fused_eager.fusion_rules import precision
 
-from . import background, mappings, plan, telling
+from . import background, heap, mappings, plan, telling
 from .background import Waiting
 from .buffers import Home
 from .caching import forget_loaded, keeper
@@ -58,6 +58,8 @@ class Work:
 
 
 _default = torch.get_default_dtype
+
+LONG = 0.5  # seconds of compiling that leave enough memory behind to be given back
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
@@ -124,7 +126,10 @@ def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> R
     ready = _make_ready(work, meanwhile)
     if _default() is not work.default:
         raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
-    SKELETONS.compiled(skeleton, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    SKELETONS.compiled(skeleton, seconds)
+    if seconds > LONG:
+        heap.give_back()
     return ready
 
 

@@ -21,6 +21,7 @@ from . import audit, buffers, measuring, telling
 from .borrow import borrow
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
+from .heap import WATCH
 from .hotness import SKELETONS
 from .island import run_nodes
 from .load import Ready, homes_of_values, load
@@ -176,6 +177,7 @@ def flush(stream: Stream, reason: Reason) -> None:
                 _finish(stream)
             finally:
                 telling.flushed(execution, began)
+            WATCH.look()
         elif stream.inputs:
             stream.reset()
 

@@ -1,0 +1,77 @@
+"""The heap: what is free goes back to the system once it has grown, and is left alone while it has not."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from fused_eager import fused_eager, heap
+from fused_eager.heap import EVERY, GROWN, ROOM, Watch
+
+MB = 1 << 20
+
+
+class Machine:
+    """A clock, a resident set and a count of calls that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.resident, self.given = 100.0, 500 * MB, 0
+        monkeypatch.setattr(heap.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(heap, "resident", lambda: self.resident)
+        monkeypatch.setattr(heap, "give_back", self._give_back)
+
+    def _give_back(self) -> None:
+        self.given += 1
+
+    def after(self, watch: Watch, resident: int, seconds: float = EVERY) -> bool:
+        self.now += seconds
+        self.resident = resident
+        return watch.look()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_growth_is_given_back_and_what_is_needed_again_is_not(machine: Machine) -> None:
+    watch = Watch()
+    assert not machine.after(watch, 500 * MB)
+    limit = int(GROWN * 500 * MB) + ROOM
+    assert not machine.after(watch, limit)
+    assert machine.after(watch, limit + 1) and machine.given == 1
+    # All of it was in use: that is what it needs now.
+    assert not machine.after(watch, limit + 1)
+    assert not machine.after(watch, limit + 1) and machine.given == 1
+    assert machine.after(watch, 2 * limit) and machine.given == 2
+
+
+def test_it_is_not_looked_at_more_often_than_every_few_seconds(machine: Machine) -> None:
+    watch = Watch()
+    machine.after(watch, 500 * MB)
+    assert not machine.after(watch, 5000 * MB, EVERY / 2) and machine.given == 0
+    assert machine.after(watch, 5000 * MB, EVERY / 2)
+
+
+def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.WATCH, "settled", 0)
+    x = torch.ones(3)
+    with fused_eager(mode="fused"):
+        for seconds, resident in ((EVERY, 500), (EVERY, 1000)):
+            machine.now += seconds
+            machine.resident = resident * MB
+            (x * 2).sum().item()
+    assert machine.given == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's heap can be trimmed")
+def test_what_lies_below_something_that_is_in_use_goes_back_too() -> None:
+    torch.ones(1)
+    blocks = [torch.ones(25_000) for _ in range(1000)]  # 100 kB each: from the heap
+    blocks = blocks[-1:]  # the last one keeps the heap from shrinking
+    before = heap.resident()
+    heap.give_back()
+    assert heap.resident() < before - 50 * MB
+    assert blocks[0].sum() == 25_000
