@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import environment
+from benchmarks import check, environment
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time workloads against plain eager.")
     parser.add_argument("names", nargs="*", metavar="WORKLOAD", help="names or beginnings of names; default: all")
     parser.add_argument("--list", action="store_true", help="list workloads and systems and stop")
+    parser.add_argument("--check", action="store_true", help="hold a few quick workloads to bounds; 1 if one fails")
     parser.add_argument("--modes", default="fused,strict,compile", help="systems beside eager, with commas")
     parser.add_argument("--rounds", type=int, help="blocks per system; the table shows medians over them (default 9)")
     parser.add_argument("--quick", action="store_true", help="three short rounds and no fresh processes: a rough look")
@@ -34,7 +35,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write as the arguments say. Returns 1 if a system that is not optional failed, else 0."""
+    """Measure, print and write as the arguments say. Returns 1 if a system that is not optional failed, or a
+    bound does not hold, else 0."""
+    if args.check:  # before anything is loaded: it measures in other processes
+        try:
+            return check.check(check.select(args.names), check.in_fresh_process)
+        except ValueError as error:
+            raise SystemExit(str(error)) from None
     from dataclasses import asdict, replace
 
     from benchmarks import table

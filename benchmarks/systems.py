@@ -46,6 +46,12 @@ def _mode(name: str) -> Callable[[], AbstractContextManager[Any]]:
     return enter
 
 
+def _recorded() -> AbstractContextManager[Any]:
+    from fused_eager import fused_eager
+
+    return fused_eager(mode="fused", native="never")
+
+
 def _reported() -> AbstractContextManager[Any]:
     from fused_eager import fused_eager
 
@@ -95,6 +101,14 @@ SYSTEMS: dict[str, System] = {
         _ours("fused", 'fused_eager(mode="fused")'),
         _ours("strict", 'fused_eager(mode="strict")'),
         _ours("debug", 'fused_eager(mode="debug")'),
+        System(
+            "recorded",
+            "fused, every op recorded even where torch alone is faster",
+            _recorded,
+            _sync,
+            _finish,
+            compilations=_regions_compiled,
+        ),
         System(
             "reported",
             "fused, with the event log written to a file",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import environment, measure, probe, table
+from benchmarks import check, environment, measure, probe, table
 from benchmarks.systems import REFERENCE, SYSTEMS, System
 from benchmarks.workloads import WORKLOADS, select
 
@@ -245,3 +246,98 @@ def test_environment_names_threads_and_malloc() -> None:
     assert plain == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     assert raised["OMP_NUM_THREADS"] == "2"
     assert set(raised) - set(plain) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"}
+
+
+ROWS = [check.Bound("one", "fused", 1.0), check.Bound("two", "fused", 2.0)]
+
+
+class Measured:
+    """Stands for the processes that measure: each attempt finds the next of a row's figures."""
+
+    def __init__(self, **figures: list[check.Found]):
+        self.figures = {f"{name}/fused": iter(found) for name, found in figures.items()}
+        self.asked: list[list[str]] = []
+
+    def __call__(self, bounds: Sequence[check.Bound]) -> dict[str, check.Found]:
+        self.asked.append([bound.name for bound in bounds])
+        found = {name: next(self.figures[name], None) for name in self.asked[-1]}
+        return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def test_ratios_within_their_bounds_pass_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Measured(one=[1.0], two=[0.5])
+    assert check.check(ROWS, measured) == 0
+    assert measured.asked == [["one/fused", "two/fused"]]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["one/fused", "1.00,", "at", "most", "1.00"],
+        ["two/fused", "0.50,", "at", "most", "2.00"],
+    ]
+
+
+def test_a_row_that_misses_is_measured_again_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Measured(one=[0.5], two=[7.0, 3.0, 1.5])
+    assert check.check(ROWS, measured) == 0
+    assert measured.asked == [["one/fused", "two/fused"], ["two/fused"], ["two/fused"]]
+    assert capsys.readouterr().out.count("MISSED") == 2
+
+
+def test_a_row_that_misses_each_time_fails_with_bound_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Measured(one=[1.5, 1.25, 1.125, 0.1], two=[1.0])
+    assert check.check(ROWS, measured) == 1
+    assert len(measured.asked) == check.ATTEMPTS
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "FAILED one/fused: at most 1.00 of plain eager's time is allowed, measured 1.50, 1.25, 1.12"
+
+
+def test_a_process_that_dies_or_never_ends_is_a_miss() -> None:
+    assert check.check(ROWS, Measured(one=[], two=[1.0])) == 1
+    late = Measured(one=[1.0], two=[])
+    late.figures["two/fused"] = iter([None, None, 2.0])  # type: ignore[assignment]
+    assert check.check(ROWS, late) == 0
+
+
+def test_wrong_results_are_no_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Measured(one=["wrong results: off by 1", 0.5], two=[1.0])
+    assert check.check(ROWS, measured) == 1
+    assert len(measured.asked) == 1
+    assert "FAILED one/fused: wrong results: off by 1" in capsys.readouterr().out
+
+
+def test_no_figure_is_no_pass() -> None:
+    assert check.check(ROWS[:1], Measured(one=[math.nan] * check.ATTEMPTS)) == 1
+
+
+def test_bounds_are_on_workloads_and_systems_that_exist() -> None:
+    for bound in check.BOUNDS:
+        assert bound.system in SYSTEMS
+        assert set(bound.less) <= set(WORKLOADS[bound.workload].full)
+    assert len({bound.name for bound in check.BOUNDS}) == len(check.BOUNDS)
+
+
+def test_bounds_are_chosen_by_workload() -> None:
+    assert [bound.name for bound in check.select(["tiny"])] == ["tiny/fused", "tiny/recorded"]
+    assert check.select([]) == list(check.BOUNDS)
+    with pytest.raises(SystemExit, match="no bound is set for 'tinier'; there are bounds for: tiny, elementwise_1m"):
+        run("tinier", "--check")
+
+
+def test_rows_are_measured_in_a_process_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert check.in_fresh_process([check.Bound("nobody", "fused", 1.0)]) == {}
+    monkeypatch.setattr(check, "LIMIT_S", 0.01)
+    assert check.in_fresh_process(check.BOUNDS) == {}
+    assert "not done after 0 s" in capfd.readouterr().out
+
+
+def test_a_measured_row_tells_its_ratio_or_its_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bound = check.Bound("tiny", "other", 1.0, {"ops": 6})
+    monkeypatch.setattr(check, "BOUNDS", (bound,))
+    for wrap, kind in ((lambda f: f, float), (lambda f: lambda x: f(x) + 1, str)):
+        monkeypatch.setitem(SYSTEMS, "other", system(wrap=wrap))
+        check.main([bound.name])
+        name, found = json.loads(capsys.readouterr().out)
+        assert (name, type(found)) == ("tiny/other", kind)
