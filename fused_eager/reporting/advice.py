@@ -198,9 +198,8 @@ def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut
             "allocate the full size once before the loop, write each round's part into it (buffer[:, i] = ..., or "
             "index_copy_), and mask what is not there yet",
         )
-    first = _first(facts, group[0])
-    runs = [c.runs for c in group]
-    if len(group) == 1 and not lost and first is not None and first.runs > 2 * runs[0] and sizes[-1] < sizes[0]:
+    usual = sum(c.runs for c in _of_first_sizes(facts, group[0]))
+    if len(group) == 1 and not lost and usual > 2 * group[0].runs and sizes[-1] < sizes[0]:
         return (
             "shape.last",
             f"an odd batch ({what} is {sizes[-1]} instead of {sizes[0]}) is compiled for itself",
@@ -248,8 +247,10 @@ def _sizes(group: Sequence[Compile]) -> tuple[str, list[Any]]:
     return what, list(numbers if len(numbers) == len(sizes) else map(str, sizes))
 
 
-def _first(facts: Facts, c: Compile) -> Compile | None:
-    return next((f for f in [*facts.compiles, *facts.came] if f.skeleton == c.skeleton and f.variant == 1), None)
+def _of_first_sizes(facts: Facts, c: Compile) -> list[Compile]:
+    """What came of the sizes that a compilation's ops had when they came first, other values live or not."""
+    rows = [f for f in [*facts.compiles, *facts.came] if f.skeleton == c.skeleton]
+    return [f for f in rows if f.variant == 1 or f.cause in ("liveness", "donation", "layout")]
 
 
 def _unstable(facts: Facts) -> list[tuple[Cut, str]]:
