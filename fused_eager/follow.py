@@ -171,10 +171,11 @@ def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) ->
             return False
     fresh = len(step.call.outputs)
     for k, i in enumerate(written):
+        # What an op reads may begin elsewhere than last time. Where it writes is part of the structure.
+        if offset_of(tensors[i]) != step.operands[i].offset:
+            return False
         if found[i] is None and (
-            step.node.results[fresh + k].base is not None
-            or offset_of(tensors[i]) != step.operands[i].offset
-            or native.must_stay(storage_of(tensors[i]))
+            step.node.results[fresh + k].base is not None or native.must_stay(storage_of(tensors[i]))
         ):
             return False
     return True

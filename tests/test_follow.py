@@ -176,6 +176,20 @@ def test_pending_slices_at_places_that_move(monkeypatch: pytest.MonkeyPatch) -> 
     rounds(body, 20)
 
 
+def test_writes_into_a_pending_value_at_places_that_move() -> None:
+    """Found by the fuzzer: the place of a write was that of the round before."""
+
+    def body(i: int) -> torch.Tensor:
+        x = torch.arange(20.0).reshape(5, 4) * 2.0
+        for j in range(6):
+            x[i * (j + 1) % 5].add_(j + 1)
+            x[(i + j) % 5].copy_(x[0])
+            x[(i + j) % 4] = j
+        return x
+
+    rounds(body, 12)
+
+
 def test_native_targets_at_another_place_or_of_part_of_their_memory() -> None:
     def body(i: int) -> torch.Tensor:
         x = torch.zeros(8)
