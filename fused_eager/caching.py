@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from .config import OPTIONS, Config, OptionError
 from .events import LOG
 from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
 from .lower import NodeFailed
+from .pace import Choice
 from .plan import Region
 from .progress import waiting
 from .stream import Node
@@ -40,6 +42,7 @@ class Keeper:
         self.salt = config.cache_salt
         self.wait = config.cache_wait
         self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
+        self.choices: Bounded[str, Choice] = Bounded(4096)  # what the stores hold, as far as it has been seen
         self._followed = threading.local()
         self.cache: Cache = store.open_cache(
             config.cache,
@@ -94,7 +97,7 @@ class Keeper:
         if isinstance(found, Entry):
             loaded = self._load(found, outputs, name, region)
             if loaded is not None:
-                self.loaded[key.digest] = loaded
+                self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
                 return loaded
         lead = found if isinstance(found, Lead) else None
         try:
@@ -110,11 +113,18 @@ class Keeper:
             if lead is not None:
                 lead.release()
             raise
-        executable = made.executable
+        executable = replace(made.executable, key=key.digest)
         self.loaded[key.digest] = executable
         blobs = lambda: to_blobs(made.lowered, made.compiled, executable)  # noqa: E731
         self._publish(key, name, blobs, executable.seconds, lead)
         return executable
+
+    def later(self, job: Callable[[], None]) -> bool:
+        """Do something with the stores on a thread that nobody waits for; False at the interpreter's end.
+
+        `job` handles its own errors.
+        """
+        return self._writer.submit(0, job)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything that was compiled so far has been written; False if that took longer."""
@@ -173,7 +183,7 @@ class Keeper:
                 else:
                     self.cache.publish(key, made, metadata={"seconds": seconds}, lead=lead)
 
-        if not self._writer.submit(0, job):
+        if not self.later(job):
             job()  # at the interpreter's end there is no other thread any more
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:

@@ -38,12 +38,16 @@ class RunCheck:
 
 @dataclass(frozen=True, eq=False)
 class Executable:
-    """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took."""
+    """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took.
+
+    `key` is the digest of its key in the compile cache; empty where it has none.
+    """
 
     call: Callable[..., Any]
     checks: tuple[RunCheck, ...]
     seconds: float
     name: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import background, native, quiet, record, run, site
+from . import background, choices, native, quiet, record, run, site
 from .aside import Calls, read, turned
 from .buffers import LOCK
 from .config import Config
@@ -261,6 +261,9 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
         if stream.spell.left or background.busy():
             stream.pace.restart()
         stream.pace.passed(place, waited, stepped)
+        running = stream.pace.running
+        if running is not None and running.owed:
+            choices.exchange(stream.config, running)
 
 
 def _begin(stream: Stream, func: Any, args: Any) -> None:

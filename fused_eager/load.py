@@ -6,11 +6,12 @@ import functools
 import gc
 import time
 import warnings
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from fused_eager.cache import Unencodable
 from fused_eager.fusion_rules import precision
 
 from . import background, heap, mappings, plan, telling
@@ -24,6 +25,7 @@ from .errors import IslandRefused
 from .events import LOG
 from .hotness import SKELETONS
 from .lower import NodeFailed
+from .pace import Pieces
 from .plan import Plan, Region
 from .reasons import Reason
 from .site import describe
@@ -41,6 +43,7 @@ class Ready:
     number: int  # names the plan in events
     shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
     unstable: bool = False  # and nothing will be, as they keep changing
+    pieces: Pieces | None = None  # what tells it from others in every process
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if found.shapes is None:
             known[ending] = found
         ready = found
+    stream.pace.flushed(ready.pieces)
     stream.spell.saw(not ready.unstable, ready.shapes if ready.unstable else None)
     return ready
 
@@ -156,6 +160,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         try:
             with precision.as_of(work.switches):
                 executables = tuple([_executable(work, r) for r in made.regions])
+                pieces = _pieces(work, made, executables) if config.mode == "fused" else None
         except NodeFailed as failed:
             _make_island(config, nodes[failed.index], failed.reason)
             continue
@@ -167,7 +172,27 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         if config.log == "plans":
             print(made, flush=True)
         number = telling.planned(made, nodes, homes, executables, instead_of=meanwhile)
-        return Ready(made, executables, checked, number)
+        return Ready(made, executables, checked, number, pieces=pieces)
+
+
+def _pieces(work: Work, made: Plan, executables: Sequence[Executable | None]) -> Pieces | None:
+    """The regions of a plan as every process would call them; None where one has no such name."""
+    kept = keeper(work.config)
+    if kept is None:
+        return None
+    found = []
+    for region, executable in zip(made.regions, executables, strict=True):
+        try:
+            if executable is None:
+                name = kept.key(work.nodes, region, work.homes, work.config.check_bounds).digest
+            else:
+                name = executable.key
+        except Unencodable:
+            return None
+        if not name:
+            return None
+        found.append(("xla" if executable else "aten", name))
+    return tuple(found)
 
 
 def homes_of_values(stream: Stream) -> dict[int, Home]:

@@ -8,6 +8,9 @@ by the line of the read before them (or of the optimizer step, where nothing is 
 its line and the shapes it takes. Stretches in which something was compiled, or run for the first time, do not count.
 Where a stretch suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
+What was chosen is owed to the compile cache, and what another process chose may be offered by it (`choices`): it is
+then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
+
 Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
 try again (`aside`).
 """
@@ -15,7 +18,7 @@ try again (`aside`).
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,8 +32,11 @@ GAIN = 0.95  # native has to take less than this part of the fused time
 AGAIN, LONGEST = 256, 16_384  # stretches until the other way is tried again: doubled each time it has lost
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 PLACES = 1024
+FLUSHES, ASKS = 64, 4  # in a stretch that can be told from others elsewhere; times that a stretch's choice is asked for
 
 Place = Hashable
+Pieces = tuple[tuple[str, str], ...]  # the regions of a flush: who runs it (xla or aten), the digest of its key
+Ran = tuple[Pieces | None, ...]  # the flushes of a stretch; None where a region has no key
 Turn = Literal["step", "sync", "call"]
 TURNS: tuple[Turn, ...] = ("step", "sync", "call")
 
@@ -86,9 +92,22 @@ class Times:
         self.count = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The faster way, and what the fastest stretch took each way, in seconds."""
+
+    native: bool
+    fused_s: float
+    native_s: float
+
+
 @dataclass
 class Stretch:
-    """What is known about the stretches that begin in one way."""
+    """What is known about the stretches that begin in one way.
+
+    `owed` is what the compile cache is to be told of (what ran, where it ended, the choice), or to be asked for (no
+    choice); `offered` is its answer, which comes from another thread.
+    """
 
     place: Place
     fused: Times = field(default_factory=Times)
@@ -98,11 +117,20 @@ class Stretch:
     left: int = 0
     length: int = AGAIN
     steady: Steady = field(default_factory=Steady)
+    ran: dict[Place, Ran] = field(default_factory=dict)  # by the last fused one that ended there
+    asked: set[Ran] = field(default_factory=set)
+    owed: list[tuple[Ran, Place, Choice | None]] = field(default_factory=list)
+    offered: tuple[Place, Choice] | None = None
 
-    def took(self, seconds: float, native: bool, end: Place) -> None:
+    def took(self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = ()) -> None:
         """One of them is over."""
         if self.chosen is None:
             (self.native if native else self.fused).add(end, seconds)
+            if not native:
+                self.ran[end] = ran = tuple(flushes)
+                if ran and ran not in self.asked and len(self.asked) < ASKS:
+                    self.asked.add(ran)
+                    self.owed.append((ran, end, None))
         elif native is self.chosen and end == self.end and not self.steady.holds(seconds):
             self.chosen, self.length = None, AGAIN
             self.fused.clear()
@@ -110,6 +138,11 @@ class Stretch:
 
     def wants_native(self) -> bool:
         """Which way the next stretch of this kind should run."""
+        if self.offered is not None:
+            (end, choice), self.offered = self.offered, None
+            if self.chosen is None:  # else what was measured here came first
+                self.end = end
+                self._settle_on(choice, remembered=True)
         if self.chosen is not None:
             if self.left:
                 self.left -= 1
@@ -125,11 +158,24 @@ class Stretch:
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
         fused, native = (min(times.of(self.end), default=0.0) for times in (self.fused, self.native))
-        self.chosen, self.left = bool(native) and native < GAIN * fused, self.length
-        self.steady = Steady(native if self.chosen else fused)
+        choice = Choice(bool(native) and native < GAIN * fused, fused, native)
+        if fused and native:
+            self.owed.append((self.ran.get(self.end, ()), self.end, choice))
+        return self._settle_on(choice, remembered=False)
+
+    def _settle_on(self, choice: Choice, remembered: bool) -> bool:
+        self.chosen, self.left = choice.native, self.length
+        self.steady = Steady(choice.native_s if choice.native else choice.fused_s)
         site = str(describe(self.place))  # type: ignore[arg-type]
-        LOG.emit("pace", site=site, native=self.chosen, fused_s=fused, native_s=native)
-        return self.chosen
+        LOG.emit(
+            "pace",
+            site=site,
+            native=choice.native,
+            fused_s=choice.fused_s,
+            native_s=choice.native_s,
+            remembered=remembered,
+        )
+        return choice.native
 
 
 # What has been measured, and where a program reads: for all contexts of the process.
@@ -148,6 +194,7 @@ class Pace:
     began: float = 0.0
     disturbed: bool = True  # the stretch that is running does not count
     stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
+    flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
     unread: bool = True  # nothing has been read since the last optimizer step
     unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
 
@@ -163,11 +210,17 @@ class Pace:
         now = time.perf_counter()
         if not self.waiting and self.running is not None:
             if not self.disturbed:
-                self.running.took(now - self.began, self.native, key)
+                self.running.took(now - self.began, self.native, key, self.flushes)
             if not self.chose_native:
                 self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
+        self.flushes.clear()
         self.began = time.perf_counter()
+
+    def flushed(self, pieces: Pieces | None) -> None:
+        """A flush has run these regions."""
+        if len(self.flushes) <= FLUSHES:  # one more than can be told apart, so that it is seen
+            self.flushes.append(pieces)
 
     def begin(self, place: Place, first: Hashable) -> bool:
         """The first op of a stretch comes from `place`; `first` is what tells it from others there.

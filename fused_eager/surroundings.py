@@ -144,6 +144,15 @@ def parts(bounds: bool, salt: str) -> dict[str, Any]:
     }
 
 
+def of_choice(salt: str, torch_threads: int) -> dict[str, Any]:
+    """The named parts of the key of a choice besides the regions, whose own keys say which options they were made with.
+
+    How fast ATen is depends on its threads. Raises Unencodable as `parts` does.
+    """
+    found = _of_process()
+    return {**found, "threads": {**found["threads"], "torch": torch_threads}, "salt": salt}
+
+
 def origin() -> Origin:
     """This machine, for entries to name and to be compared with. Raises Unencodable as `parts` does."""
     here = cpu()

@@ -206,12 +206,14 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             "pace",
-            "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively.",
+            "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively: "
+            "here, or by a process before.",
             (
                 Field("site", "text", "the line of its first op"),
                 Field("native", "boolean", "whether it runs natively from now on"),
                 Field("fused_s", "number", "seconds of the fastest fused stretch"),
                 Field("native_s", "number", "seconds of the fastest native one"),
+                Field("remembered", "boolean", "whether another process measured it: found in the compile cache"),
             ),
         ),
         Kind(

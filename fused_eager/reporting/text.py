@@ -150,5 +150,6 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         for c in list(f.choices.values())[:ROWS]:
             way, times = "native" if c["native"] else "fused", (duration(c["fused_s"]), duration(c["native_s"]))
             words = f"from {short(c['site'])} to the next read: {times[0]} fused, {times[1]} natively"
+            words += " (remembered)" if c.get("remembered") else ""
             lines.append(f"  {way:<6}  {words}"[:WIDTH])
     return lines

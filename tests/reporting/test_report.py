@@ -81,7 +81,15 @@ def test_the_way_that_was_faster_is_told_where_it_was_measured() -> None:
     found = log.report
     assert found.choices == {"a.py:7": "native"}
     assert "native  from a.py:7 to the next read: 300 ms fused, 100 ms natively" in str(found)
-    assert "The faster way, measured" in found.html()
+    assert "The faster way, measured" in found.html() and "remembered" not in str(found)
+
+
+def test_a_way_that_another_process_measured_is_told_as_such() -> None:
+    log = Log()
+    log.flush()
+    log.tell("pace", site="a.py:7", native=True, fused_s=0.3, native_s=0.1, remembered=True)
+    assert "300 ms fused, 100 ms natively (remembered)" in str(log.report)
+    assert "before, by another process" in log.report.html()
 
 
 def test_a_log_that_ends_while_compiling_says_what() -> None:
