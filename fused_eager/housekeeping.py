@@ -33,6 +33,7 @@ from fused_eager.cache.bundle import Checked, entries, export_bundle, find, impo
 from fused_eager.cache.key import json_text
 
 from .caching import Keeper, keeper
+from .choices import is_choice
 from .config import OptionError, resolve
 
 
@@ -107,6 +108,7 @@ def _row(tier: Tier, manifest: Manifest) -> dict[str, Any]:
     ops = _ops(manifest.key)
     return {
         "tier": tier.label,
+        "kind": "choice" if is_choice(manifest.key.parts) else "region",
         "key": manifest.key.digest,
         "bytes": _size(manifest),
         "ops": len(ops),
@@ -117,7 +119,20 @@ def _row(tier: Tier, manifest: Manifest) -> dict[str, Any]:
         "host": manifest.origin.host_class,
         "versions": dict(manifest.versions),
         "signed": manifest.signature is not None,
+        "choice": {name: manifest.metadata.get(name) for name in _CHOICE} if is_choice(manifest.key.parts) else None,
     }
+
+
+_CHOICE = ("native", "fused_s", "native_s")
+
+
+def _words(row: dict[str, Any]) -> str:
+    """What an entry holds, for a person. What a choice says here is its writer's word, and may be anything."""
+    if row["choice"] is None:
+        return f"{row['ops']:>5} ops from {row['first_op']:<24} {row['seconds']:>7.2f} s to compile"
+    native, *times = (row["choice"][name] for name in _CHOICE)
+    seconds = [f"{1000 * t:.2f} ms" if isinstance(t, float) else "?" for t in times]
+    return f"choice: {'native' if native is True else 'fused'}, {seconds[0]} fused, {seconds[1]} natively".ljust(61)
 
 
 def ls(arguments: argparse.Namespace) -> int:
@@ -129,8 +144,7 @@ def ls(arguments: argparse.Namespace) -> int:
         return 0
     for row, age in rows:
         print(
-            f"{row['key'][:16]}  {row['bytes']:>9,} B  {age:>7}  {row['ops']:>5} ops from {row['first_op']:<24} "
-            f"{row['seconds']:>7.2f} s to compile  {row['tier']}"
+            f"{row['key'][:16]}  {row['bytes']:>9,} B  {age:>7}  {_words(row)}  {row['tier']}"
         )
     print(f"{len(rows)} entries")
     return 0
@@ -142,6 +156,7 @@ def stats(arguments: argparse.Namespace) -> int:
     count: Counter[tuple[str, str, str]] = Counter()
     size: Counter[tuple[str, str, str]] = Counter()
     seconds: Counter[tuple[str, str, str]] = Counter()
+    choices: Counter[tuple[str, str, str]] = Counter()
     damaged: Counter[str] = Counter()
     for tier, checked in place.each():
         if checked.manifest is None:
@@ -151,10 +166,19 @@ def stats(arguments: argparse.Namespace) -> int:
         versions = " ".join(f"{name} {version}" for name, version in sorted(m.versions.items()))
         group = (tier.label, f"{m.origin.device_kind} on {m.origin.host_class}", versions)
         count[group] += 1
+        choices[group] += is_choice(m.key.parts)
         size[group] += _size(m)
         seconds[group] += m.metadata.get("seconds", 0.0)
     rows = [
-        {"tier": g[0], "machine": g[1], "versions": g[2], "entries": n, "bytes": size[g], "seconds": seconds[g]}
+        {
+            "tier": g[0],
+            "machine": g[1],
+            "versions": g[2],
+            "entries": n,
+            "choices": choices[g],
+            "bytes": size[g],
+            "seconds": seconds[g],
+        }
         for g, n in count.items()
     ]
     if arguments.json:
@@ -162,8 +186,8 @@ def stats(arguments: argparse.Namespace) -> int:
         return 0
     for row in rows:
         print(
-            f"{row['tier']}: {row['entries']} entries, {row['bytes']:,} bytes, {row['seconds']:.1f} s of compiling; "
-            f"{row['machine']}; {row['versions']}"
+            f"{row['tier']}: {row['entries']} entries, {row['choices']} of them choices, {row['bytes']:,} bytes, "
+            f"{row['seconds']:.1f} s of compiling; {row['machine']}; {row['versions']}"
         )
     for what, n in damaged.items():
         print(f"{n} damaged: {what}")
@@ -188,12 +212,16 @@ def verify_entries(arguments: argparse.Namespace) -> int:
     """read every entry as a lookup would; with --recompile, prove each by compiling it again"""
     place = Place(arguments)
     place.keeper.describe_here()
-    bad = good = skipped = 0
+    bad = good = skipped = choices = 0
     for tier in place.tiers:
         # Entries of other machines are none of ours to run, and sound all the same.
         policy = replace(place.keeper.cache.policy(tier), origin=None)
         try:
             for checked in verify(tier.store, policy):
+                choice = checked.manifest is not None and is_choice(checked.manifest.key.parts)
+                if choice and arguments.recompile and not checked.code:
+                    choices += 1
+                    continue
                 code = checked.code or _proof(place, tier, checked, arguments.recompile)
                 detail = f": {checked.detail}" if checked.detail else ""
                 if code.startswith("made by another"):
@@ -207,7 +235,9 @@ def verify_entries(arguments: argparse.Namespace) -> int:
             print(f"{tier.label}: {error}", file=sys.stderr)
             bad += 1
     what = "proved" if arguments.recompile else "sound"
-    print(f"{good} {what}, {bad} not" + (f", {skipped} for other machines or versions" if skipped else ""))
+    others = f", {skipped} for other machines or versions" if skipped else ""
+    others += f", {choices} choices, which are measured and not compiled" if choices else ""
+    print(f"{good} {what}, {bad} not{others}")
     return 1 if bad else 0
 
 
@@ -287,6 +317,9 @@ def warm(arguments: argparse.Namespace) -> int:
             m = checked.manifest
             if m is None or (tier.needs_signature and place.keeper.cache.keyring.refusal(m)):
                 done["refused"] += 1
+                continue
+            if is_choice(m.key.parts):
+                done["skipped: choices, which a machine of the new kind measures"] += 1
                 continue
             region = json_text(m.key.to_json().get("region"))
             if region not in seen:

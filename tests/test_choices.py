@@ -14,8 +14,9 @@ from fused_eager.cache import generate
 
 from fused_eager import caching, choices, load, pace, surroundings
 from fused_eager.choices import Absurd, from_bytes, to_bytes
+from fused_eager.cli import main
 from fused_eager.pace import AGAIN, FLUSHES, SAMPLES, SURPRISES, Choice
-from tests.cached_program import paced
+from tests.cached_program import paced, small
 from tests.streams import events, open_stream
 from tests.test_caching import _machine, child, own_process, run
 
@@ -300,6 +301,72 @@ def test_a_cache_that_raises_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 def test_without_a_cache_it_is_measured_as_ever(tmp_path: Path) -> None:
     ways, _, outcomes = process(tmp_path, cache="off")
     assert ways == MEASURED and not outcomes
+
+
+# ---- the command `cache` -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cache with regions and one choice, which the environment names."""
+    run(small, tmp_path / "cache")
+    process(tmp_path / "cache")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["cache", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def test_it_is_listed_and_explained(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(said(capsys, "ls", "--json"))
+    (row,) = [r for r in rows if r["kind"] == "choice"]
+    assert row["choice"] == {"native": True, "fused_s": 2.0, "native_s": 1.0}
+    assert all(r["choice"] is None and r["ops"] for r in rows if r["kind"] == "region")
+    assert "choice: native, 2000.00 ms fused, 1000.00 ms natively" in said(capsys, "ls")
+    assert f"{len(rows)} entries, 1 of them choices" in said(capsys, "stats")
+    (group,) = json.loads(said(capsys, "stats", "--json"))["groups"]
+    assert group["choices"] == 1
+    parts = json.loads(said(capsys, "explain", row["key"]))
+    ((how, digest),) = parts["choice"]["m"]["regions"]
+    assert how == "xla" and digest in {r["key"] for r in rows if r["kind"] == "region"}
+    other = next(r["key"] for r in rows if r["kind"] == "region")
+    assert "choice" in said(capsys, "explain", row["key"], other)
+
+
+def test_it_is_verified_and_not_recompiled(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = len(json.loads(said(capsys, "ls", "--json")))
+    assert said(capsys, "verify") == f"{entries} sound, 0 not\n"
+    out = said(capsys, "verify", "--recompile")
+    assert out.splitlines()[-1] == f"{entries - 1} proved, 0 not, 1 choices, which are measured and not compiled"
+    blob = _blob_of_choice(filled)
+    blob.write_bytes(blob.read_bytes()[:-1] + b" ")
+    for arguments in (["verify"], ["verify", "--recompile"]):
+        assert "blob-damaged" in said(capsys, *arguments, code=1)
+
+
+def test_it_moves_in_a_bundle_and_is_not_warmed(
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = len(json.loads(said(capsys, "ls", "--json")))
+    bundle = str(tmp_path / "bundle")
+    assert f"{entries} entries written" in said(capsys, "export", bundle)
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "other"))
+    caching._KEEPERS.clear()
+    out = said(capsys, "warm", bundle, "--unsigned")
+    assert "1 skipped: choices" in out and "failed" not in out and f"{entries - 1} compiled" in out
+    assert f"{entries} entries imported, 0 refused" in said(capsys, "import", bundle, "--unsigned")
+    assert process(tmp_path / "other")[0] == ADOPTED
+
+
+def test_it_is_deleted_when_it_is_old(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = len(json.loads(said(capsys, "ls", "--json")))
+    assert f"{entries} entries deleted" in said(capsys, "gc", "--older-than", "0")
+    assert process(filled)[0] == MEASURED
 
 
 def test_one_flush_per_stretch_is_noted_and_forgotten(tmp_path: Path) -> None:
