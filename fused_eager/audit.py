@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import map_leaves
 
 from .buffers import Home
@@ -26,7 +27,7 @@ from .island import as_home, run_node, view
 from .plan import Region
 from .reasons import Reason
 from .site import describe
-from .stream import Hole, Node, Ref, Result
+from .stream import Hole, Node, Ref, places
 
 Values = dict[int, Any]
 # How a region is run through XLA: nodes, region, homes, inputs -> outputs.
@@ -112,24 +113,24 @@ def _disturb(t: torch.Tensor) -> torch.Tensor:
     return t * (1 + torch.finfo(t.dtype).eps * steps)
 
 
-def _views(nodes: Sequence[Node], region: Region) -> dict[int, Result]:
+def _views(nodes: Sequence[Node], region: Region) -> dict[int, Geometry]:
     """The values whose homes have gaps that nobody has written: only what the op wrote of them can be compared."""
-    gaps: dict[int, Result] = {}
+    gaps: dict[int, Geometry] = {}
     for i in region.nodes:
-        for r in nodes[i].results:
+        for r, place in zip(nodes[i].results, places(nodes[i]), strict=True):
             count = 1
             for n in r.home[1]:
                 count *= n
             if (r.base is None and count != r.spec.numel) or r.base in gaps:
-                gaps[r.vid] = r
+                gaps[r.vid] = place
     return gaps
 
 
-def _off(want: Any, got: Any, gaps: Result | None) -> str:
+def _off(want: Any, got: Any, gaps: Geometry | None) -> str:
     """How two values differ by more than torch's tolerance for one op; "" if they do not."""
     a, b = as_home(want), as_home(got)
     if gaps is not None:
-        a, b = view(a, gaps.geometry), view(b, gaps.geometry)
+        a, b = view(a, gaps), view(b, gaps)
     if not (a.is_floating_point() or a.is_complex()):
         return "" if torch.equal(a, b) else f"{int((a != b).sum())} of {a.numel()} elements differ"
     if a.dtype.itemsize == 1:
@@ -142,11 +143,11 @@ def _off(want: Any, got: Any, gaps: Result | None) -> str:
     return f"{int(bad.sum())} of {a.numel()} elements differ, by up to {largest:.3g}"
 
 
-def _spread(want: Any, other: Any, gaps: Result | None) -> float:
+def _spread(want: Any, other: Any, gaps: Geometry | None) -> float:
     """The largest difference of two values; infinite where one is finite and the other is not."""
     a, b = as_home(want), as_home(other)
     if gaps is not None:
-        a, b = view(a, gaps.geometry), view(b, gaps.geometry)
+        a, b = view(a, gaps), view(b, gaps)
     if not a.numel():
         return 0.0
     a, b = (x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (a, b))
@@ -154,7 +155,7 @@ def _spread(want: Any, other: Any, gaps: Result | None) -> float:
     return float(torch.where(same, 0, (a - b).abs()).nan_to_num(nan=torch.inf).max())
 
 
-def _differs(v: int, truth: Values, made: Values, disturbed: list[Values], gaps: Mapping[int, Result]) -> str:
+def _differs(v: int, truth: Values, made: Values, disturbed: list[Values], gaps: Mapping[int, Geometry]) -> str:
     """How a value differs from ATen's by more than rounding; "" if it does not."""
     found = _off(truth[v], made[v], gaps.get(v))
     if not found:
@@ -170,7 +171,7 @@ def _find(
     kept: Values,
     truth: Values,
     disturbed: list[Values],
-    gaps: Mapping[int, Result],
+    gaps: Mapping[int, Geometry],
     wrong: list[int],
     made: Values,
     run: RunRegion,
@@ -257,13 +258,14 @@ def _as_source(node: Node, homes: Mapping[int, Home]) -> list[str]:
     """The lines that run a node on `v<number>` variables, each a tensor over the whole of a value's memory."""
     split = len(node.results) - len(node.targets)
     writes = dict(zip(node.targets, node.results[split:], strict=True))
+    written = dict(zip(node.targets, places(node)[split:], strict=True))
     lines, copies, operands = [], {}, []
     for position, use in enumerate(node.uses):
         offset = use.geometry.offset if use.start is None else node.scalars[use.start]
         result = writes.get(position)
         vid, g = use.vid, use.geometry._replace(offset=int(offset))
         if result is not None:
-            vid, g = (vid, g) if result.base is None else (result.base, result.geometry)
+            vid, g = (vid, g) if result.base is None else (result.base, written[position])
             if vid not in copies:
                 copies[vid] = f"v{result.vid}"
                 lines.append(f"v{result.vid} = v{vid}.clone()")

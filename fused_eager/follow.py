@@ -26,7 +26,7 @@ from .pending import (
     returned,
     state_of,
 )
-from .stream import DeviceInput, NativeInput, Stream
+from .stream import DeviceInput, NativeInput, Stream, start
 from .trace import DEVICE, NATIVE, Step
 from .trap import offset_of
 
@@ -171,11 +171,9 @@ def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) ->
             return False
     fresh = len(step.call.outputs)
     for k, i in enumerate(written):
-        # What an op reads may begin elsewhere than last time. Where it writes is part of the structure.
-        if offset_of(tensors[i]) != step.operands[i].offset:
+        result = step.node.results[fresh + k]
+        if start(step.node.uses[i], result) is None and offset_of(tensors[i]) != step.operands[i].offset:
             return False
-        if found[i] is None and (
-            step.node.results[fresh + k].base is not None or native.must_stay(storage_of(tensors[i]))
-        ):
+        if found[i] is None and (result.base is not None or native.must_stay(storage_of(tensors[i]))):
             return False
     return True

@@ -19,7 +19,7 @@ from .events import LOG
 from .plan import Region, operands
 from .quiet import default_dtype
 from .site import describe
-from .stream import Hole, Node, Ref, Result, Use
+from .stream import Hole, Node, Ref, Result, Use, places
 
 
 def as_home(value: Any) -> torch.Tensor:
@@ -119,13 +119,14 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     copies: dict[int, torch.Tensor] = {}
     split = len(node.results) - len(node.targets)
     writes = dict(zip(node.targets, node.results[split:], strict=True))
+    written = dict(zip(node.targets, places(node)[split:], strict=True))
     for position, use in enumerate(node.uses):
         result = writes.get(position)
         if result is None:
             tensors.append(view(as_home(values[use.vid]), _resolved(node, use)))
             continue
         # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
-        vid, geometry = (use.vid, _resolved(node, use)) if result.base is None else (result.base, result.geometry)
+        vid, geometry = (use.vid, _resolved(node, use)) if result.base is None else (result.base, written[position])
         if vid not in copies:
             copies[vid] = as_home(values[vid]).clone()
         tensors.append(view(copies[vid], geometry))
@@ -136,8 +137,8 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
         return node.scalars[leaf.index] if isinstance(leaf, Hole) else leaf
 
     out = node.op(*[map_leaves(fill, a) for a in node.args], **{k: map_leaves(fill, v) for k, v in node.kwargs.items()})
-    written = {id(tensors[p]) for p in node.targets}
-    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
+    targets = {id(tensors[p]) for p in node.targets}
+    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in targets]
     for result, t in zip(node.results[:split], fresh, strict=True):
         values[result.vid] = to_home(t, result)
     for position, result in writes.items():

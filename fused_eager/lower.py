@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fused_eager.fusion_rules.geometry import apart, read, reinterpret, write
+from fused_eager.fusion_rules.geometry import Geometry, apart, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, lower, map_leaves
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .plan import Region
-from .stream import Hole, Node, Ref, Result, Use
+from .stream import Hole, Node, Ref, Result, Use, starts
 
 # In-place ops that do not look at what they overwrite.
 OVERWRITERS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
@@ -95,11 +96,14 @@ class Function:
         except Exception as error:
             raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
         self.checks.extend((index, c) for c in checks)
-        for result, value in zip(node.results, values, strict=True):
+        for result, value, start in zip(node.results, values, starts(node), strict=True):
             dtype, shape = result.home
             home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
             with apart(result.base is None or self._writes_apart(node, result)):
-                homes[result.vid] = write(home, result.geometry, value)
+                if start is None:
+                    homes[result.vid] = write(home, result.geometry, value)
+                else:
+                    homes[result.vid] = _write_at(home, result.geometry, value, scalars[start].value)
             # A written part is the end of a loop: what reads it later is computed from finished memory.
             self.sources[result.vid] = self._read_by(node) if result.base is None else frozenset()
 
@@ -123,7 +127,8 @@ class Function:
         for position, use in enumerate(node.uses):
             if blind and position in node.targets:
                 continue
-            if use.vid == result.base and not (same and use.start is None and use.geometry == result.geometry):
+            fixed = use.start is None or position in node.targets  # else it may be another place
+            if use.vid == result.base and not (same and fixed and use.geometry == result.geometry):
                 return False
             if result.base in self.sources.get(use.vid, frozenset()):
                 return False
@@ -135,3 +140,11 @@ def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
         return read(home, use.geometry)
     flat = reinterpret(home.reshape(-1), use.geometry.dtype)
     return read(jax.lax.dynamic_slice(flat, (scalars[use.start].value,), (use.extent,)), use.geometry)
+
+
+def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) -> jax.Array:
+    """`home` with a gapless part that begins at element `start` overwritten; its view of that part is `g`."""
+    if 0 in g.size:
+        return home
+    part = write(jnp.zeros(math.prod(g.size), home.dtype), g, value)
+    return overwrite(home.reshape(-1), part, (start,)).reshape(home.shape)

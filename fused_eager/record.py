@@ -31,7 +31,7 @@ from .pending import (
     state_of,
 )
 from .reasons import Reason
-from .stream import Node, Result, Stream, Use
+from .stream import Node, Result, Stream, Use, start
 from .trace import DEVICE, MEMORY, NATIVE, PENDING, Operand, Step
 from .trap import offset_of
 
@@ -56,13 +56,12 @@ def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
     return Operand(read.vid, offset, moves, nbytes, DEVICE, read.home)
 
 
-def _write(stream: Stream, t: Tensor, view: View, undo: Undo) -> Result:
+def _write(stream: Stream, t: Tensor, view: View, use: Use, undo: Undo) -> Result:
     """A new value for a tensor's storage, to be produced by the node that is being recorded."""
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
     offset = offset_of(t)
-    g = view.geometry if offset == 0 else view.geometry._replace(offset=offset)
-    base, home = None, view.block
+    g, base, home = view.geometry, None, view.block
     if offset or storage.nbytes() != view.covered:
         if buffer is None:
             home = (g.dtype, (storage.nbytes() // view.itemsize,))
@@ -79,7 +78,10 @@ def _write(stream: Stream, t: Tensor, view: View, undo: Undo) -> Result:
     undo.append((buffer, state_of(buffer)))
     vid = stream.new_vid()
     make_pending(stream, buffer, vid, home)
-    return Result(vid, home, g, base, view.spec)
+    result = Result(vid, home, g, base, view.spec)
+    if offset and start(use, result) is None:
+        result = result._replace(geometry=g._replace(offset=offset))
+    return result
 
 
 # In-place ops that do not look at what they overwrite.
@@ -200,8 +202,8 @@ def _append(
         fresh.append(new_tensor(stream, output, vid, undo))
         results.append(Result(vid, output.home, output.geometry, None, output.spec))
     for i in call.written:
-        result = _write(stream, tensors[i], call.views[i], undo)
-        signature.append((result.base, result.home, result.geometry.offset))
+        result = _write(stream, tensors[i], call.views[i], uses[i], undo)
+        signature.append((result.base, result.home, result.geometry.offset))  # the first operand's says if it moves
         results.append(result)
     place = site.here()
     node = Node(

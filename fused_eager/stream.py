@@ -58,7 +58,7 @@ class Result(NamedTuple):
     """One output of a node: the value `vid`, whose home is `home`.
 
     The output is the view `geometry` of that home. `base` is the value of which the rest of the home is taken, None
-    if the output covers it all.
+    if the output covers it all. Where it begins in its home may be a number of the node (`starts`).
     """
 
     vid: int
@@ -134,6 +134,30 @@ class Node:
             self.place,
             self.default,
         )
+
+
+def starts(node: Node) -> list[int | None]:
+    """For each result: which of the node's scalars says where in its home it begins; None where its geometry does.
+
+    A part that is written may begin elsewhere in the next round if the part that is read of it may.
+    """
+    found: list[int | None] = [None] * (len(node.results) - len(node.targets))
+    for position, result in zip(node.targets, node.results[len(found) :], strict=True):
+        found.append(start(node.uses[position], result))
+    return found
+
+
+def start(use: Use, result: Result) -> int | None:
+    """The same for one result and the read of what it overwrites."""
+    return use.start if result.base is not None and result.geometry.dtype == result.home[0] else None
+
+
+def places(node: Node) -> list[Geometry]:
+    """Where each result lies in its home, with the offset that this round has."""
+    return [
+        r.geometry if at is None else r.geometry._replace(offset=int(node.scalars[at]))
+        for r, at in zip(node.results, starts(node), strict=True)
+    ]
 
 
 class NativeInput:

@@ -195,5 +195,5 @@ def compilations(at_most: int):  # type: ignore[no-untyped-def]
     yield
     done = report().compilations - before
     assert done <= at_most, (
-        f"{done} regions were compiled, at most {at_most} expected: {report().regions_compiled[-done:]}"
+        f"{done} regions were compiled, at most {at_most} expected: {report().facts.compiles[-done:]}"
     )

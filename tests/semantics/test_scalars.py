@@ -248,14 +248,13 @@ def test_program(name: str, mode: str) -> None:
     check(PROGRAMS[name], mode)
 
 
-def _steady(step: Callable[[int], Any], warm: int = 3, rounds: int = 6) -> None:
-    """Assert that `step(i)` compiles nothing once it has run a few times."""
+def _steady(step: Callable[[int], Any], warm: int = 3, rounds: int = 6) -> list[Any]:
+    """Assert that `step(i)` compiles nothing once it has run a few times. Returns what the rounds returned."""
     with fused_eager(mode="fused"):
-        for i in range(warm):
-            step(i)
+        got = [step(i) for i in range(warm)]
         with compilations(at_most=0):
-            for i in range(warm, warm + rounds):
-                step(i)
+            got += [step(i) for i in range(warm, warm + rounds)]
+    return got
 
 
 @pytest.mark.parametrize("kind", ["sgd", "sgd foreach", "adam", "adam foreach", "adamw", "adamw foreach"])
@@ -276,6 +275,17 @@ def test_a_schedule_does_not_recompile(kind: str) -> None:
     _steady(step)
 
 
+def _assigned(x: torch.Tensor, place: Any, value: Any) -> list[Any]:
+    y = x.clone()
+    y[place] = value
+    return y.tolist()
+
+
+def _add_to_row(y: torch.Tensor, row: int) -> torch.Tensor:
+    y[row].add_(y[0])
+    return y
+
+
 SCALED: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "times a float": lambda x, i: (x * (0.1 * i)).sum().item(),
     "plus an int": lambda x, i: (x + i).sum().item(),
@@ -288,7 +298,7 @@ SCALED: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "fill": lambda x, i: torch.full((8,), 0.1 * i).sum().item(),
     "where": lambda x, i: torch.where(x > 1, 0.1 * i, x).sum().item(),
     "masked_fill": lambda x, i: x.masked_fill(x > 1, -1.0 * i).sum().item(),
-    "assignment": lambda x, i: x.clone().__setitem__(slice(0, 2), 0.3 * i),
+    "assignment": lambda x, i: _assigned(x, slice(0, 2), 0.3 * i),
     "power": lambda x, i: (x ** (0.5 + i)).sum().item(),
     "floor division": lambda x, i: (x // (i + 1)).sum().item(),
     "weighted sum": lambda x, i: torch.sub(x, x, alpha=0.2 * i).sum().item(),
@@ -297,8 +307,10 @@ SCALED: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "select": lambda x, i: (x[i % 8] * 2).item(),
     "slice": lambda x, i: (x[i % 4 : i % 4 + 3] * 2).sum().item(),
     "slice of a computed": lambda x, i: ((x * 2)[i % 4 : i % 4 + 3] * 2).sum().item(),
-    "write a slice": lambda x, i: x.clone()[i % 4 : i % 4 + 3].fill_(2.0).sum().item(),
-    "write an element": lambda x, i: x.clone().__setitem__(i % 8, 1.0),
+    "write a slice": lambda x, i: _assigned(x, slice(i % 4, i % 4 + 3), 2.0),
+    "write an element": lambda x, i: _assigned(x, i % 8, 1.0),
+    "add to a row": lambda x, i: _add_to_row((x * 2).reshape(4, 2), i % 3 + 1).tolist(),
+    "write a row that is computed from another": lambda x, i: _assigned(x.reshape(4, 2), i % 4, x[2:4] * 3),
     "roll": lambda x, i: torch.roll(x, i % 4).sum().item(),
     "narrow": lambda x, i: x.narrow(0, i % 4, 2).add(1).sum().item(),
 }
@@ -307,7 +319,9 @@ SCALED: dict[str, Callable[[torch.Tensor, int], Any]] = {
 @pytest.mark.parametrize("name", SCALED)
 def test_a_number_that_changes_does_not_recompile(name: str) -> None:
     x = torch.arange(8.0)
-    _steady(lambda i: SCALED[name](x, i + 1))
+    got = _steady(lambda i: SCALED[name](x, i + 1))
+    wanted = [SCALED[name](x, i + 1) for i in range(len(got))]
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(wanted), equal_nan=True)
 
 
 def test_the_numbers_of_an_earlier_round_are_not_reused() -> None:
