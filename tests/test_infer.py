@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from fused_eager.fusion_rules.lowering import leaves
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager import infer as module
 from fused_eager.infer import Fresh, Inferred, Same, Unknown, infer
+from fused_eager.opinfo import Kind, info_of
 
 aten = torch.ops.aten
 
@@ -115,3 +120,51 @@ def test_threads_infer_at_the_same_time() -> None:
     for t in threads:
         t.join(60)
     assert not failures
+
+
+class Both(TorchDispatchMode):
+    """Infers each op both ways; `asked` counts those that meta tensors know, `differing` names those that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.differing: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [t for t in leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        plain = all(type(t) is torch.Tensor and t.layout == torch.strided for t in tensors)
+        if plain and info_of(func).kind is Kind.COMPUTE and module._meta_suffices(func, tensors):
+            with module._LOCK, module._silence():
+                quick = module._on_meta(func, args, kwargs, tensors)
+                if quick is not None:
+                    self.asked += 1
+                    slow = module._run(func, args, kwargs, tensors, module._FAKE)
+                    if quick != slow:
+                        self.differing.append(f"{func}: {quick} instead of {slow}")
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_meta_tensors_know_what_fake_tensors_know(quarter: int) -> None:
+    asked, differing = 0, []
+    for info in op_db[quarter::4]:
+        dtype = torch.float32 if torch.float32 in info.supported_dtypes("cpu") else torch.int64
+        differentiable = dtype.is_floating_point and info.supports_autograd
+        sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiable)), None)
+        if sample is None:
+            continue
+        with Both() as both:
+            try:
+                out = info.op(sample.input, *sample.args, **sample.kwargs)
+                ends = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and t.requires_grad]
+                inputs = [t for t in leaves([sample.input, sample.args]) if isinstance(t, torch.Tensor)]
+                inputs = [t for t in inputs if t.requires_grad]
+                if ends and inputs:
+                    torch.autograd.grad([t.sum() for t in ends], inputs, allow_unused=True)
+            except (RuntimeError, AssertionError):
+                pass  # what torch refuses here is no matter of inference
+        asked += both.asked
+        differing += both.differing
+    assert not differing, "\n".join(differing)
+    assert asked > 200
