@@ -57,6 +57,7 @@ def test_it_is_not_looked_at_more_often_than_every_few_seconds(machine: Machine)
 
 def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap.WATCH, "settled", 0)
+    monkeypatch.setattr(heap.WATCH, "looked", 0.0)
     x = torch.ones(3)
     with fused_eager(mode="fused"):
         for seconds, resident in ((EVERY, 500), (EVERY, 1000)):
