@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-EVERY = 2.0  # seconds between two looks
+EVERY, PART = 2.0, 0.01  # seconds between two looks, at least, and the part of all time that giving back may take
 GROWN, ROOM = 1.05, 16 << 20  # so many times what it was, and so many bytes more, is growth
 _PAGES = Path("/proc/self/statm")
 
@@ -51,12 +51,13 @@ class Watch:
 
     def __init__(self) -> None:
         self.looked = 0.0
+        self.every = EVERY
         self.settled = 0  # bytes; 0: the next look says
 
     def look(self) -> bool:
         """Called as often as anybody likes. Returns whether memory was given back."""
         now = time.monotonic()
-        if now - self.looked < EVERY:
+        if now - self.looked < self.every:
             return False
         self.looked, here = now, resident()
         if not self.settled:
@@ -65,6 +66,7 @@ class Watch:
         elif here > GROWN * self.settled + ROOM:
             self.settled = 0
             give_back()
+            self.every = max(EVERY, (time.monotonic() - now) / PART)
             return True
         return False
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, heap
-from fused_eager.heap import EVERY, GROWN, ROOM, Watch
+from fused_eager.heap import EVERY, GROWN, PART, ROOM, Watch
 
 MB = 1 << 20
 
@@ -17,13 +17,14 @@ class Machine:
     """A clock, a resident set and a count of calls that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.now, self.resident, self.given = 100.0, 500 * MB, 0
+        self.now, self.resident, self.given, self.takes = 100.0, 500 * MB, 0, 0.0
         monkeypatch.setattr(heap.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(heap, "resident", lambda: self.resident)
         monkeypatch.setattr(heap, "give_back", self._give_back)
 
     def _give_back(self) -> None:
         self.given += 1
+        self.now += self.takes
 
     def after(self, watch: Watch, resident: int, seconds: float = EVERY) -> bool:
         self.now += seconds
@@ -55,9 +56,20 @@ def test_it_is_not_looked_at_more_often_than_every_few_seconds(machine: Machine)
     assert machine.after(watch, 5000 * MB, EVERY / 2)
 
 
+def test_a_large_heap_that_takes_long_is_left_alone_longer(machine: Machine) -> None:
+    watch = Watch()
+    machine.takes = 10 * EVERY * PART
+    machine.after(watch, 500 * MB)
+    assert machine.after(watch, 1000 * MB)
+    machine.after(watch, 1000 * MB, 10 * EVERY)
+    assert not machine.after(watch, 5000 * MB, 9 * EVERY)
+    assert machine.after(watch, 5000 * MB, 2 * EVERY)
+
+
 def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap.WATCH, "settled", 0)
     monkeypatch.setattr(heap.WATCH, "looked", 0.0)
+    monkeypatch.setattr(heap.WATCH, "every", EVERY)
     x = torch.ones(3)
     with fused_eager(mode="fused"):
         for seconds, resident in ((EVERY, 500), (EVERY, 1000)):
