@@ -40,6 +40,7 @@ class Compiled:
     alive: tuple[int, ...]
     donated: tuple[int, ...]
     flags: str
+    continues: bool = False  # it follows a like one in its plan, so its first line says nothing about earlier rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def of(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: 
         tuple(made[v] for v in region.outputs if v in made),
         region.donated,
         str(flags),
+        region.continues,
     )
 
 
@@ -106,12 +108,13 @@ class Memory:
                 code, changes, position = min(candidates, key=lambda found: len(found[1]))
                 told = words(changes, code, now, position)
                 at = now.sites[position]
-            elif line in self.by_line and (told := other_ops(self.by_line[line], now)):
+            elif not now.continues and line in self.by_line and (told := other_ops(self.by_line[line], now)):
                 code, changes, at = "ops", [], now.sites[0]
             else:
                 code, changes, at = "first", [], now.sites[0]
                 told = "these ops are compiled for the first time"
-            self.by_line[line] = now
+            if not now.continues:
+                self.by_line[line] = now
             variants.append(now)
             del variants[:-VARIANTS]
             return Cause(code, told, at, tuple(changes), number, len(variants))

@@ -37,7 +37,8 @@ CHECKING: set[int] = set()
 class Region:
     """Nodes that run as one, in canonical order where XLA runs them; `in_program_order` is how the user wrote them.
 
-    `inputs`, `outputs` are value numbers; `donated` are positions among the inputs.
+    `inputs`, `outputs` are value numbers; `donated` are positions among the inputs. With `continues`, it was cut off
+    from what is before it, which is the same ops once more.
     """
 
     nodes: tuple[int, ...]
@@ -46,6 +47,7 @@ class Region:
     donated: tuple[int, ...]
     how: str  # "xla" or "aten"
     ended_by: Reason
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,8 @@ def _connect(
         outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in wanted)
         dying = [v for v in inputs if last_use[v] == g and v not in live]
         donated = _fitting(list(inputs), outputs, free, homes)
-        regions.append(Region(tuple(members), tuple(inputs), outputs, donated, how, why))
+        continues = g > 0 and groups[g - 1][2].code == "region.repeat"
+        regions.append(Region(tuple(members), tuple(inputs), outputs, donated, how, why, continues))
         drops.append(tuple(dying))
     return Plan(tuple(regions), tuple(drops))
 

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fused_eager import fused_eager, report
+from fused_eager import causes, compile, fused_eager, report, trace
+from fused_eager.bounded import Bounded
 from fused_eager.buffers import Home
 from fused_eager.plan import Plan, make_plan, validate
 from fused_eager.repeats import LEAST, PART, Repeat, longest
 from fused_eager.stream import Node
-from tests.streams import END, HOME, aten, node
+from tests.streams import END, HOME, aten, events, node
 
 BIG: Home = (torch.float32, (64,))
 RELU, PRODUCT = aten.relu.default, aten.mm.default
@@ -158,3 +159,14 @@ def test_a_deeper_model_compiles_no_more_regions() -> None:
     assert again <= compiled
     for depth, losses in ((20, shallow), (60, deep)):
         assert losses == pytest.approx(train(depth, "off")[0], rel=1e-4)
+
+
+def test_a_layer_that_follows_its_like_is_no_other_form_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a plan begin at one line, with other ops each; but no round has changed."""
+    monkeypatch.setattr(causes, "MEMORY", causes.Memory())
+    monkeypatch.setattr(compile, "MEMORY", Bounded(64))
+    monkeypatch.setattr(trace.MEMORY, "root", trace._root())
+    with events("compile") as seen:
+        train(20, "fused")
+    told = [e.data["cause"] for e in seen]
+    assert len(told) > 3 and "ops" not in told, told
