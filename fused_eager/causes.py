@@ -113,7 +113,7 @@ class Memory:
             else:
                 code, changes, at = "first", [], now.sites[0]
                 told = "these ops are compiled for the first time"
-            if not now.continues:
+            if not now.continues and len(now.ops) > 1:  # one op alone, as in mode strict, is no form of a round
                 self.by_line[line] = now
             variants.append(now)
             del variants[:-VARIANTS]
