@@ -27,7 +27,7 @@ from .island import as_home, run_node, view
 from .plan import Region
 from .reasons import Reason
 from .site import describe
-from .stream import Hole, Node, Ref, places
+from .stream import Hole, Node, Ref, place_of, places, targets_of
 
 Values = dict[int, Any]
 # How a region is run through XLA: nodes, region, homes, inputs -> outputs.
@@ -258,14 +258,12 @@ def _as_source(node: Node, homes: Mapping[int, Home]) -> list[str]:
     """The lines that run a node on `v<number>` variables, each a tensor over the whole of a value's memory."""
     split = len(node.results) - len(node.targets)
     writes = dict(zip(node.targets, node.results[split:], strict=True))
-    written = dict(zip(node.targets, places(node)[split:], strict=True))
+    targets = targets_of(node)
     lines, copies, operands = [], {}, []
     for position, use in enumerate(node.uses):
-        offset = use.geometry.offset if use.start is None else node.scalars[use.start]
         result = writes.get(position)
-        vid, g = use.vid, use.geometry._replace(offset=int(offset))
+        vid, g = targets[position] if result is not None else (use.vid, place_of(node, use))
         if result is not None:
-            vid, g = (vid, g) if result.base is None else (result.base, written[position])
             if vid not in copies:
                 copies[vid] = f"v{result.vid}"
                 lines.append(f"v{result.vid} = v{vid}.clone()")

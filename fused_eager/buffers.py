@@ -10,6 +10,7 @@ reference count, and `sweep` forgets the dead, so nothing is computed for, or ke
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,11 @@ class Buffer:
 TABLE: dict[int, Buffer] = {}
 # One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
 LOCK = threading.RLock()
+
+
+def nbytes_of(home: Home) -> int:
+    """The bytes of a value."""
+    return math.prod(home[1]) * home[0].itemsize
 
 
 def buffer_of(t: torch.Tensor) -> Buffer | None:

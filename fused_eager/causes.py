@@ -17,7 +17,7 @@ from .buffers import Home
 from .order import operands
 from .plan import Region, in_program_order
 from .site import Site, describe
-from .stream import Node
+from .stream import Node, views
 
 VARIANTS = 64  # of one skeleton that are remembered
 SHOWN = 3  # differences that are told in full
@@ -74,7 +74,7 @@ def of(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: 
         tuple(str(n.op) for n in chosen),
         tuple(describe(n.place) for n in chosen),
         tuple(f"{n.args}{n.kwargs}" for n in chosen),
-        tuple((tuple(u[1:] for u in n.uses), tuple((r.home, r.geometry) for r in n.results)) for n in chosen),
+        tuple(views(n) for n in chosen),
         tuple(homes[v] for v in region.inputs),
         tuple(first.get(v, 0) for v in region.inputs),
         tuple(made[v] for v in region.outputs if v in made),

@@ -172,7 +172,7 @@ def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) ->
     fresh = len(step.call.outputs)
     for k, i in enumerate(written):
         result = step.node.results[fresh + k]
-        if start(step.node.uses[i], result) is None and offset_of(tensors[i]) != step.operands[i].offset:
+        if offset_of(tensors[i]) != step.operands[i].offset and start(step.node.uses[i], result) is None:
             return False
         if found[i] is None and (result.base is not None or native.must_stay(storage_of(tensors[i]))):
             return False

@@ -19,7 +19,7 @@ from .events import LOG
 from .plan import Region, operands
 from .quiet import default_dtype
 from .site import describe
-from .stream import Hole, Node, Ref, Result, Use, places
+from .stream import Hole, Node, Ref, Result, place_of, targets_of
 
 
 def as_home(value: Any) -> torch.Tensor:
@@ -108,25 +108,18 @@ def annotated(error: Exception, node: Node) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {text}")
 
 
-def _resolved(node: Node, use: Use) -> Geometry:
-    """The geometry of a use, with the offset that this round has."""
-    return use.geometry if use.start is None else use.geometry._replace(offset=int(node.scalars[use.start]))
-
-
 def run_node(node: Node, values: dict[int, Any]) -> None:
     """Run one node through ATen."""
     tensors = []
     copies: dict[int, torch.Tensor] = {}
     split = len(node.results) - len(node.targets)
-    writes = dict(zip(node.targets, node.results[split:], strict=True))
-    written = dict(zip(node.targets, places(node)[split:], strict=True))
+    targets = targets_of(node) if node.targets else {}
     for position, use in enumerate(node.uses):
-        result = writes.get(position)
-        if result is None:
-            tensors.append(view(as_home(values[use.vid]), _resolved(node, use)))
+        if position not in targets:
+            tensors.append(view(as_home(values[use.vid]), place_of(node, use)))
             continue
         # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
-        vid, geometry = (use.vid, _resolved(node, use)) if result.base is None else (result.base, written[position])
+        vid, geometry = targets[position]
         if vid not in copies:
             copies[vid] = as_home(values[vid]).clone()
         tensors.append(view(copies[vid], geometry))
@@ -137,10 +130,10 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
         return node.scalars[leaf.index] if isinstance(leaf, Hole) else leaf
 
     out = node.op(*[map_leaves(fill, a) for a in node.args], **{k: map_leaves(fill, v) for k, v in node.kwargs.items()})
-    targets = {id(tensors[p]) for p in node.targets}
-    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in targets]
+    written = {id(tensors[p]) for p in node.targets}
+    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
     for result, t in zip(node.results[:split], fresh, strict=True):
         values[result.vid] = to_home(t, result)
-    for position, result in writes.items():
-        copy = copies[node.uses[position].vid if result.base is None else result.base]
+    for (vid, _), result in zip(targets.values(), node.results[split:], strict=True):
+        copy = copies[vid]
         values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(result.home[1])

@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from .buffers import Home
+from .buffers import Home, nbytes_of
 from .order import operands
-from .stream import Node
+from .stream import Node, views
 
 LEAST = 128  # ops: what is shorter compiles fast enough as a whole
 PART = 32  # ops of a region, at least: starting one costs about as much as recording four ops
@@ -104,22 +103,18 @@ class _Sequence:
             for result in self._nodes[position].results:
                 made[result.vid] = position
         for vid, positions in reads.items():
-            dtype, shape = self._homes[vid]
+            nbytes = nbytes_of(self._homes[vid])
             since = made[vid]
             for position in positions:  # in order: no part is counted twice
                 since = max(since, position - repeat.period)
-                steps[since + 1 - repeat.start] += prod(shape) * dtype.itemsize
-                steps[position + 1 - repeat.start] -= prod(shape) * dtype.itemsize
+                steps[since + 1 - repeat.start] += nbytes
+                steps[position + 1 - repeat.start] -= nbytes
                 since = position
         return steps.cumsum()[:-1]
 
 
 def _letter(node: Node) -> object:
-    return (
-        node.signature[0],  # type: ignore[index]
-        tuple([use[1:] for use in node.uses]),
-        tuple([(r.home, r.geometry) for r in node.results]),
-    )
+    return node.signature[0], views(node)  # type: ignore[index]
 
 
 def _is_heavy(node: Node) -> bool:

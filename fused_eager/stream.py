@@ -152,12 +152,32 @@ def start(use: Use, result: Result) -> int | None:
     return use.start if result.base is not None and result.geometry.dtype == result.home[0] else None
 
 
+def place_of(node: Node, use: Use) -> Geometry:
+    """Where a read lies in its home, with the offset that this round has."""
+    return use.geometry if use.start is None else use.geometry._replace(offset=int(node.scalars[use.start]))
+
+
+def targets_of(node: Node) -> dict[int, tuple[int, Geometry]]:
+    """For each use that is written: the value of which a part is overwritten, all of which goes on, and where it is."""
+    split = len(node.results) - len(node.targets)
+    found = {}
+    for position, result, place in zip(node.targets, node.results[split:], places(node)[split:], strict=True):
+        use = node.uses[position]
+        found[position] = (use.vid, place_of(node, use)) if result.base is None else (result.base, place)
+    return found
+
+
 def places(node: Node) -> list[Geometry]:
     """Where each result lies in its home, with the offset that this round has."""
     return [
         r.geometry if at is None else r.geometry._replace(offset=int(node.scalars[at]))
         for r, at in zip(node.results, starts(node), strict=True)
     ]
+
+
+def views(node: Node) -> Hashable:
+    """How a node sees what it reads and makes, whichever values those are."""
+    return tuple([use[1:] for use in node.uses]), tuple([(r.home, r.geometry) for r in node.results])
 
 
 class NativeInput:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from . import background, causes, measuring
 from .bounded import Bounded
-from .buffers import Home
+from .buffers import Home, nbytes_of
 from .events import LOG
 from .order import operands
 from .plan import Plan, Region
@@ -146,13 +146,6 @@ def _code(executable: Executable, nodes: Sequence[Node], region: Region, homes: 
     return found
 
 
-def _nbytes(home: Home) -> int:
-    size = home[0].itemsize
-    for n in home[1]:
-        size *= n
-    return size
-
-
 def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict[str, Any]:
     """One region of a plan in plain values: `lines` are [line, module, backward, {op: count}] in program order."""
     lines: dict[tuple[str, str, bool], collections.Counter[str]] = {}
@@ -162,7 +155,7 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
         site = describe(nodes[i].place)
         ops = lines.setdefault((str(site), site.module, site.backward), collections.Counter())
         ops[str(nodes[i].op)] += 1
-        inner += sum(_nbytes(result.home) for result in nodes[i].results if result.vid not in kept)
+        inner += sum(nbytes_of(result.home) for result in nodes[i].results if result.vid not in kept)
     return {
         "how": r.how,
         "ops": len(r.nodes),
@@ -173,9 +166,9 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
         "inputs": len(r.inputs),
         "outputs": len(r.outputs),
         "donated": len(r.donated),
-        "read_bytes": sum(_nbytes(homes[v]) for v in r.inputs),
-        "written_bytes": sum(_nbytes(homes[v]) for v in r.outputs),
-        "donated_bytes": sum(_nbytes(homes[r.inputs[p]]) for p in r.donated),
+        "read_bytes": sum(nbytes_of(homes[v]) for v in r.inputs),
+        "written_bytes": sum(nbytes_of(homes[v]) for v in r.outputs),
+        "donated_bytes": sum(nbytes_of(homes[r.inputs[p]]) for p in r.donated),
         "inner_bytes": inner,
     }
 
