@@ -37,19 +37,13 @@ class System:
     optional: bool = False  # a failure leaves the cell empty, with the reason, and is no error
 
 
-def _mode(name: str) -> Callable[[], AbstractContextManager[Any]]:
+def _mode(name: str, **options: Any) -> Callable[[], AbstractContextManager[Any]]:
     def enter() -> AbstractContextManager[Any]:
         from fused_eager import fused_eager
 
-        return fused_eager(mode=name)
+        return fused_eager(mode=name, **options)
 
     return enter
-
-
-def _recorded() -> AbstractContextManager[Any]:
-    from fused_eager import fused_eager
-
-    return fused_eager(mode="fused", native="never")
 
 
 def _reported() -> AbstractContextManager[Any]:
@@ -104,7 +98,7 @@ SYSTEMS: dict[str, System] = {
         System(
             "recorded",
             "fused, every op recorded even where torch alone is faster",
-            _recorded,
+            _mode("fused", native="never"),
             _sync,
             _finish,
             compilations=_regions_compiled,

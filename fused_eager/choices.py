@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -45,11 +46,7 @@ class Absurd(ValueError):
 
 def to_bytes(choice: Choice) -> bytes:
     """A choice as the blob of an entry."""
-    return json.dumps({"format": FORMAT, **_fields(choice)}).encode()
-
-
-def _fields(choice: Choice) -> dict[str, Any]:
-    return {"native": choice.native, "fused_s": choice.fused_s, "native_s": choice.native_s}
+    return json.dumps({"format": FORMAT, **asdict(choice)}).encode()
 
 
 def from_bytes(data: bytes) -> Choice:
@@ -146,7 +143,7 @@ def _keep(kept: Keeper, asked: Key, choice: Choice) -> None:
         return
     kept.choices[asked.digest] = choice
     # The fields are there again for people who list entries; who reads a choice reads the blob, which has a digest.
-    kept.cache.publish(asked, {BLOB: to_bytes(choice)}, metadata=_fields(choice))
+    kept.cache.publish(asked, {BLOB: to_bytes(choice)}, metadata=asdict(choice))
     _tell("written", asked)
 
 

@@ -137,20 +137,25 @@ def _run(
         for t in tensors:
             # A written tensor keeps its identity, so that what the op returns can be told from a new one.
             actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device))
-        position = iter(actors)
-
-        def enter(leaf: Any) -> Any:
-            return next(position) if isinstance(leaf, torch.Tensor) else leaf
-
         shapes = [tuple(a.shape) for a in actors]
         try:
-            out = op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+            out = _call(op, args, kwargs, actors)
         except Exception as error:
             # Whatever is refused, ATen decides: it raises eager's error, or it knows better.
             return Unknown(_first_line(error))
     if any(tuple(a.shape) != s for a, s in zip(actors, shapes, strict=True)):
         return Unknown("an out= argument is resized")
     return _described(out, actors)
+
+
+def _call(op: OpOverload, args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
+    """Call `op` with `actors` in place of its tensor arguments, in order."""
+    position = iter(actors)
+
+    def enter(leaf: Any) -> Any:
+        return next(position) if isinstance(leaf, torch.Tensor) else leaf
+
+    return op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
 
 
 def _described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
@@ -201,21 +206,13 @@ def rehearse(
     usual = {t.dtype for t in tensors} in _USUAL
     if inferred.alias or not tensors or elements > (SMALL if usual else LARGE):
         return inferred, ""
-    actors = iter([_zeros(t) for t in tensors])
-    cast: list[torch.Tensor] = []
-
-    def enter(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        cast.append(next(actors))
-        return cast[-1]
-
+    actors = [_zeros(t) for t in tensors]
     try:
         with _LOCK, _silence():
-            out = op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+            out = _call(op, args, kwargs, actors)
     except Exception as error:
         return inferred, f"a rehearsal failed: {_first_line(error)}"
-    own = {id(t) for t in cast}
+    own = {id(t) for t in actors}
     real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
     if [(tuple(t.shape), t.dtype) for t in real] != [(s.shape, s.dtype) for s in inferred.fresh]:
         return inferred, "a rehearsal returned other shapes than inferred"

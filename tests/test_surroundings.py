@@ -16,6 +16,7 @@ import torch
 from fused_eager.cache import Key, Unencodable
 
 from fused_eager import surroundings
+from fused_eager.quiet import default_dtype
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +49,6 @@ def torch_level(level: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @contextmanager

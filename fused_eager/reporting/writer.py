@@ -16,13 +16,13 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from fused_eager import site
 from fused_eager.config import OPTIONS, Config
 from fused_eager.errors import FusedEagerError
 from fused_eager.events import LOG, Event
+from fused_eager.heap import resident
 
 from .schema import VERSION
 
@@ -128,11 +128,7 @@ def _start(job: str) -> dict[str, Any]:
 def _memory() -> dict[str, int]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return {"rss": 0, "peak": peak}
-    rss = pages * os.sysconf("SC_PAGE_SIZE")
+    rss = resident()
     return {"rss": rss, "peak": max(peak, rss)}
 
 
