@@ -25,6 +25,7 @@ from .buffers import Home
 from .events import LOG
 from .island import as_home, run_node, view
 from .plan import Region
+from .quiet import as_eager
 from .reasons import Reason
 from .site import describe
 from .stream import Hole, Node, Ref, place_of, places, targets_of
@@ -94,11 +95,12 @@ def audit(
 
 def _by_aten(nodes: Sequence[Node], region: Region, kept: Values, disturb: bool = False) -> Values:
     values = dict(kept)
-    for i in region.nodes:
-        run_node(nodes[i], values)
-        if disturb:
-            for r in nodes[i].results:
-                values[r.vid] = _disturb(as_home(values[r.vid]))
+    with as_eager():
+        for i in region.nodes:
+            run_node(nodes[i], values)
+            if disturb:
+                for r in nodes[i].results:
+                    values[r.vid] = _disturb(as_home(values[r.vid]))
     return values
 
 

@@ -235,7 +235,7 @@ class FrontDoor(TorchDispatchMode):
         passed_sync(stream)
         place, waits = site.here(), native.is_away([args, kwargs])
         if not waits and not info.written:
-            out = info.op(*args, **kwargs)
+            out = quiet.call(info.op, args, kwargs)
         else:
             code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
             reason = Reason(code, str(info.op), site.describe(place))

@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.spec import contiguous_strides
 from . import buffers
 from .events import LOG
 from .plan import Region, operands
-from .quiet import default_dtype
+from .quiet import as_eager, default_dtype
 from .site import describe
 from .stream import Hole, Node, Ref, Result, place_of, targets_of
 
@@ -64,25 +64,26 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
     first: Exception | None = None
     chosen = region.ended_by.code in ("region.new", "region.unstable")  # not because an op has no lowering
     dying = _dying(nodes, region)
-    for i in region.nodes:
-        node = nodes[i]
-        if any(v not in values for v in operands(node)):
-            continue  # it depends on what has failed
-        try:
-            if node.default is torch.get_default_dtype():
-                run_node(node, values)
-            else:
-                with default_dtype(node.default):
+    with as_eager():
+        for i in region.nodes:
+            node = nodes[i]
+            if any(v not in values for v in operands(node)):
+                continue  # it depends on what has failed
+            try:
+                if node.default is torch.get_default_dtype():
                     run_node(node, values)
-        except Exception as error:
-            if first is None:
-                first = annotated(error, node)
-                first.__cause__ = error
-        if not chosen:
-            LOG.count(f"island {node.op}")
-        # As in eager, memory goes to the next op while it is still in the processor's cache.
-        for vid in dying.get(i, ()):
-            values.pop(vid, None)
+                else:
+                    with default_dtype(node.default):
+                        run_node(node, values)
+            except Exception as error:
+                if first is None:
+                    first = annotated(error, node)
+                    first.__cause__ = error
+            if not chosen:
+                LOG.count(f"island {node.op}")
+            # As in eager, memory goes to the next op while it is still in the processor's cache.
+            for vid in dying.get(i, ()):
+                values.pop(vid, None)
     if first is not None:
         raise first
 
@@ -109,7 +110,7 @@ def annotated(error: Exception, node: Node) -> Exception:
 
 
 def run_node(node: Node, values: dict[int, Any]) -> None:
-    """Run one node through ATen."""
+    """Run one node through ATen; inside `as_eager`, where it may have to do with complex numbers."""
     tensors = []
     copies: dict[int, torch.Tensor] = {}
     split = len(node.results) - len(node.targets)

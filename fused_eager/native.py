@@ -18,7 +18,7 @@ from .errors import IslandRefused
 from .events import LOG
 from .island import view
 from .opinfo import OpInfo
-from .quiet import unobserved
+from .quiet import call, unobserved
 from .reasons import Reason
 from .stream import STREAMS, NativeInput, Stream
 from .trap import offset_of, swap_memory
@@ -100,7 +100,7 @@ def run_tiny(info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torc
     """Run an op on finished numbers at once."""
     for t in written:
         protect(storage_of(t))
-    return info.op(*args, **kwargs)
+    return call(info.op, args, kwargs)
 
 
 def _write_targets(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -127,7 +127,7 @@ def nothing_is_pending() -> bool:
 def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], code: str) -> Any:
     """Run an op as eager would, in a stretch of the program that is native: nothing is recorded. `code` says why."""
     if nothing_is_pending():
-        return info.op(*args, **kwargs)
+        return call(info.op, args, kwargs)
     return run_at_once(stream, info, args, kwargs, Reason(code))
 
 
@@ -137,7 +137,7 @@ def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any],
     for t in _write_targets(info, args, kwargs):
         if t.layout is torch.strided:
             protect(storage_of(t))
-    return info.op(*args, **kwargs)
+    return call(info.op, args, kwargs)
 
 
 def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:

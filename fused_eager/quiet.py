@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _get_dispatch_stack_at as _at
 from torch._C import _len_torch_dispatch_stack as _count
 from torch._C import _push_on_torch_dispatch_stack as _push
@@ -79,6 +80,39 @@ def without(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         restack(modes)
+
+
+# What torch leaves to be done lazily. Inside a dispatch mode it is left undone for good: a kernel that conjugates a
+# tensor of its own on the way (`linalg.lstsq` for its residuals) goes on with the one that is not.
+_LAZY = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative) \
+    | DispatchKeySet(DispatchKey.ZeroTensor)
+
+
+class as_eager:
+    """In the body, below a dispatch mode, ATen's kernels find conjugations and negations done, as they do in eager.
+
+    Wanted for complex numbers alone, and for whatever may make some: it takes 3 us.
+    """
+
+    __slots__ = ("guard",)
+
+    def __enter__(self) -> None:
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        self.guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - _LAZY)
+        self.guard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.guard.__exit__(*error)
+
+
+def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call an op below a dispatch mode, as eager does."""
+    for a in args:
+        first = a[0] if isinstance(a, (list, tuple)) and a else a
+        if isinstance(first, torch.Tensor) and first.dtype.is_complex:
+            with as_eager():
+                return op(*args, **kwargs)
+    return op(*args, **kwargs)
 
 
 def stack() -> list[TorchDispatchMode]:
