@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -65,15 +67,15 @@ READERS: tuple[Guard, ...] = (
     Guard(torch, "as_tensor"),
     Guard(torch, "from_dlpack", exposes=True),
     Guard(torch, "set_rng_state"),
-    # A composite in C++ that reads the split points before anything is dispatched.
-    Guard(torch.Tensor, "tensor_split", operands=True),
-    Guard(torch, "tensor_split", operands=True),
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
     Guard(torch.Tensor, "__repr__"),
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
 )
+# Composites in C++ that read an operand's memory before they dispatch anything. Whoever has imported the function
+# itself passes by a patched name, so these are met in the dispatcher: the overload and the position of the operand.
+READING_COMPOSITES: tuple[tuple[OpOverload, int], ...] = ((torch.ops.aten.tensor_split.tensor_indices_or_sections, 1),)
 # Their checks fail under any dispatch mode, torch's own included: they run on finished tensors, natively.
 TRACERS: tuple[str, ...] = ("trace", "trace_module")
 PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
@@ -118,6 +120,29 @@ def _call_natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         return function(*args, **kwargs)
     with without(door):
         return function(*args, **kwargs)
+
+
+def _settle_first(op: OpOverload, position: int) -> Callable[..., Any]:
+    guard = Guard(torch.Tensor, op._opname)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        _settled(args[position], guard)
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return kernel
+
+
+def _meet_composites() -> Callable[[], None]:
+    """Give the reading composites kernels of ours; returns what takes them away again.
+
+    An override in torch's own namespace, for as long as a context is open: there is no Python name that all callers
+    go through.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for op, position in READING_COMPOSITES:
+        for key in ("CPU", "AutogradCPU"):
+            library.impl(op, _settle_first(op, position), key)
+    return library._destroy
 
 
 def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -271,6 +296,7 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
+        _undo.append(_meet_composites())
         _undo.append(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
