@@ -102,9 +102,24 @@ def average(x: Any, axes: Axes) -> Any:
     return quotient(total(x, axes), count(x, axes))
 
 
+def centre(x: Any, axes: Axes) -> Any:
+    """The mean along axes; where it is the first element but for what summing rounds, that element.
+
+    So equal numbers are 0 exactly once they are centred, as with eager's running update (Welford 1962), and there is no
+    rounding error for a division by a tiny deviation to magnify.
+    """
+    mean = average(x, axes)
+    many = count(x, axes)
+    if not many or np.dtype(x.dtype).kind != "f":
+        return mean
+    first = lax.slice(x, [0] * x.ndim, [1 if a in axes else n for a, n in enumerate(x.shape)])
+    rounding = np.asarray(max(4.0, math.sqrt(many)) * np.finfo(x.dtype).eps, x.dtype)
+    return lax.select(lax.abs(mean - first) <= rounding * lax.abs(first), first, mean)
+
+
 def moments(x: Any, axes: Axes) -> tuple[Any, Any, Any]:
     """Mean, `x - mean` and the sum of its squares: two passes, so that a large mean costs no digits."""
-    mean = average(x, axes)
+    mean = centre(x, axes)
     centred = x - mean
     return mean, centred, total(centred * centred, axes)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import again, average, count, quotient, total, upcast
+from .axes import again, centre, count, quotient, total, upcast
 from .elementwise import as_array
 from .lower_norm import channels, wanted
 from .lowering import Context
@@ -68,7 +68,7 @@ class Normalized:
             n = count(x, axes)
             # ATen keeps every statistic in the dtype that it saves, and goes on from there. Only its kernel for
             # inputs with the channel outside takes the variance about the unrounded mean.
-            exact = average(x, axes)
+            exact = centre(x, axes)
             mean = rounded(exact, cx.out[1].dtype)
             centred = x - (mean if _channel_is_last(cx.out[0]) else exact)
             squares = rounded(total(centred * centred, axes), cx.out[1].dtype)

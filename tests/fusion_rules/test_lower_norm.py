@@ -49,9 +49,15 @@ def test_layer_norm_of_large_and_constant_rows() -> None:
     want = [w.float() for w in A.native_layer_norm(large.double(), [64], None, None, 1e-5)]
     got = lowered(A.native_layer_norm.default, want, large, [64], None, None, 1e-5)
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    constant = torch.full((2, 64), 3.0)
-    like = list(A.native_layer_norm(constant, [64], None, None, 1e-5))
-    assert lowered(A.native_layer_norm.default, like, constant, [64], None, None, 1e-5)[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("width", [3, 7, 64, 1000])
+@pytest.mark.parametrize("value", [0.3, 3.0, -1e5 / 3, 1e-20])
+def test_normalised_constant_rows_are_0_exactly(value: float, width: int) -> None:
+    constant = torch.full((2, width), value)
+    want = list(A.native_layer_norm(constant, [width], None, None, 1e-5))
+    got = lowered(A.native_layer_norm.default, want, constant, [width], None, None, 1e-5)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_gradient_of_normalising_one_number_is_declined() -> None:
