@@ -78,13 +78,18 @@ def huber_loss_backward(cx: Context, grad_output: Any, self: Any, target: Any, r
 
 @_loss("soft_margin_loss")
 def soft_margin_loss(cx: Context, self: Any, target: Any, reduction: int = MEAN) -> Any:
-    return _reduced(cx, lax.log1p(lax.exp(-target * self)), reduction)
+    return _reduced(cx, lax.log1p(_grown(cx, self, target)), reduction)
+
+
+def _grown(cx: Context, self: Any, target: Any) -> Any:
+    # ATen stores each step: float16 ends at 65504, from where on it is infinite.
+    return narrow(cx, lax.exp(narrow(cx, -target * self)))
 
 
 @_derivative("soft_margin_loss_backward")
 def soft_margin_loss_backward(cx: Context, grad_output: Any, self: Any, target: Any, reduction: int) -> Any:
     # Not the stabler sigmoid: where eager overflows to NaN, so do we.
-    grown = lax.exp(-target * self)
+    grown = _grown(cx, self, target)
     return target * grown * -_shared(as_array(1, self.dtype), self, reduction) / (grown + 1) * grad_output
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .lowering import Context
 from .pool_windows import Adaptive, Axis, adaptive, max_windows, place_maxima, spread_windows, sum_windows
@@ -62,10 +63,9 @@ def _divisors(axes: tuple[Axis, ...], count_include_pad: bool, divisor_override:
 
 
 def _divide(x: Any, by: Any) -> Any:
-    # Integers truncate towards zero, as C++ does.
     by = np.asarray(by, x.dtype)
     if jnp.issubdtype(x.dtype, jnp.integer):
-        return jnp.sign(x) * (jnp.abs(x) // by)
+        return lax.div(x, jnp.broadcast_to(by, x.shape))  # towards zero, as C++ does
     return x / by
 
 

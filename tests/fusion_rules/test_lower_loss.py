@@ -30,6 +30,13 @@ def test_with_logits_cancels_in_half_precision_as_eager_does() -> None:
     assert mode.checked and not mode.problems
 
 
+def test_a_soft_margin_overflows_in_half_precision_as_eager_does() -> None:
+    x, y, grad = torch.tensor([-12.0, 3.0]).half(), torch.ones(2).half(), torch.ones(2).half()
+    assert A.soft_margin_loss(x, y, 0).isinf().any() and A.soft_margin_loss_backward(grad, x, y, 0).isnan().any()
+    assert_agrees(A.soft_margin_loss.default, x, y, 0)
+    assert_agrees(A.soft_margin_loss_backward.default, grad, x, y, 0)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_values_and_derivatives(name: str, reduction: int) -> None:

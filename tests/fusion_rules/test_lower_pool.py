@@ -77,6 +77,7 @@ def test_avg_pool2d(kernel: list[int], padding: list[int], how: Any) -> None:
 def test_avg_pool_dtypes() -> None:
     x = torch.randint(-90, 90, (2, 3, 9, 8))
     assert_same(A.avg_pool2d.default, x, [3, 3], [2, 2], [1, 1])
+    assert_same(A.avg_pool2d.default, x, [3, 3], [2, 2], [1, 1], False, True, -7)
     assert_same(A.avg_pool2d.default, x.bfloat16(), [3, 3], [2, 2], [1, 1], True, False)
     y = torch.randn(2, 5, 6, 7, dtype=torch.float64)
     args = ([2, 3, 2], [1, 2, 2], [0, 1, 1], True, False, None)
