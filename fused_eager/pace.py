@@ -29,7 +29,9 @@ from .site import describe
 SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
 MOST = 4 * SAMPLES  # and no more, where they end here and there
 GAIN = 0.95  # native has to take less than this part of the fused time
-AGAIN, LONGEST = 256, 16_384  # stretches until the other way is tried again: doubled each time it has lost
+CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
+# Stretches until the other way is tried again: after a close call, after any other; then doubled each time.
+SOON, AGAIN, LONGEST = 64, 256, 16_384
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 PLACES = 1024
 FLUSHES, ASKS = 64, 4  # in a stretch that can be told from others elsewhere; times that a stretch's choice is asked for
@@ -100,6 +102,11 @@ class Choice:
     fused_s: float
     native_s: float
 
+    @property
+    def is_close(self) -> bool:
+        """Whether the two ways took about as long."""
+        return max(self.fused_s, self.native_s) <= CLOSE * min(self.fused_s, self.native_s)
+
 
 @dataclass
 class Stretch:
@@ -115,7 +122,7 @@ class Stretch:
     end: Place = None  # of those that decided
     chosen: bool | None = None  # native; None while it is being measured
     left: int = 0
-    length: int = AGAIN
+    length: int = 0
     steady: Steady = field(default_factory=Steady)
     ran: dict[Place, Ran] = field(default_factory=dict)  # by the last fused one that ended there
     asked: set[Ran] = field(default_factory=set)
@@ -132,7 +139,7 @@ class Stretch:
                     self.asked.add(ran)
                     self.owed.append((ran, end, None))
         elif native is self.chosen and end == self.end and not self.steady.holds(seconds):
-            self.chosen, self.length = None, AGAIN
+            self.chosen, self.length = None, 0
             self.fused.clear()
             self.native.clear()
 
@@ -147,7 +154,6 @@ class Stretch:
             if self.left:
                 self.left -= 1
                 return self.chosen
-            self.length = min(2 * self.length, LONGEST)
             (self.fused if self.chosen else self.native).clear()
             self.chosen = None
         self.end = (self.fused if self.fused.count else self.native).usual()
@@ -164,6 +170,8 @@ class Stretch:
         return self._settle_on(choice, remembered=False)
 
     def _settle_on(self, choice: Choice, remembered: bool) -> bool:
+        first = SOON if choice.is_close else AGAIN
+        self.length = min(2 * self.length, LONGEST) or first
         self.chosen, self.left = choice.native, self.length
         self.steady = Steady(choice.native_s if choice.native else choice.fused_s)
         site = str(describe(self.place))  # type: ignore[arg-type]

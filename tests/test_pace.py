@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, pace
-from fused_eager.pace import AGAIN, SAMPLES, SURPRISES, Pace, Stretch
+from fused_eager.pace import AGAIN, SAMPLES, SOON, SURPRISES, Pace, Stretch
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
@@ -51,8 +51,17 @@ def test_the_faster_way_is_kept_after_a_few_of_each(monkeypatch: pytest.MonkeyPa
 
 
 def test_native_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = ways(Clock(monkeypatch), fused=1.0, native=0.96, stretches=AGAIN)
-    assert ran == [False] * SAMPLES + [True] * SAMPLES + [False] * (AGAIN - 2 * SAMPLES)
+    ran = ways(Clock(monkeypatch), fused=1.0, native=0.96, stretches=SOON)
+    assert ran == [False] * SAMPLES + [True] * SAMPLES + [False] * (SOON - 2 * SAMPLES)
+
+
+def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a busy moment decided is not kept for as long as a clear choice."""
+    clock, own = Clock(monkeypatch), Pace()
+    wrong = ways(clock, fused=1.0, native=1.2, stretches=2 * SAMPLES, own=own)
+    assert wrong == [False] * SAMPLES + [True] * SAMPLES
+    later = ways(clock, fused=1.0, native=0.8, stretches=SOON + 2 * SAMPLES, own=own)
+    assert not any(later[: SOON + 1]) and all(later[SOON + 1 :])
 
 
 def test_the_other_way_is_tried_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
