@@ -141,11 +141,16 @@ def _make_room() -> None:
     """Forget all executables where there would soon be too many."""
     found = mappings.crowded()
     if found is not None:
-        EXECUTABLES.clear()
-        forget_loaded()
-        MEMORY.forget()
-        gc.collect()
+        forget()
         LOG.emit("forgotten", maps=found[0], allowed=found[1])
+
+
+def forget() -> None:
+    """Let go of all executables, and of what leads to them."""
+    EXECUTABLES.clear()
+    forget_loaded()
+    MEMORY.forget()
+    gc.collect()
 
 
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:

@@ -18,12 +18,15 @@ _calls = count(1)
 
 def crowded() -> tuple[int, int] | None:
     """Mappings and their limit, if there are too many; None otherwise, and where nobody counts them."""
-    if next(_calls) % EVERY:
-        return None
+    return beyond(SHARE) if next(_calls) % EVERY == 0 else None
+
+
+def beyond(share: float) -> tuple[int, int] | None:
+    """Mappings and their limit, if they take more than a share of it; None otherwise, and where nobody counts them."""
     try:
         limit = int(_LIMIT.read_text())
         with _MAPS.open("rb") as lines:
             here = sum(1 for _ in lines)
     except (OSError, ValueError):
         return None
-    return (here, limit) if here > SHARE * limit else None
+    return (here, limit) if here > share * limit else None

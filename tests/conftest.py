@@ -21,8 +21,12 @@ os.environ["FUSED_EAGER_COMPILE"] = "wait"
 # Two spinning thread pools on two cores stall each other for milliseconds at a time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from itertools import count  # noqa: E402
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+from fused_eager import load, mappings  # noqa: E402
 
 from .known_gaps import reason_for  # noqa: E402
 
@@ -37,3 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
         if "tests/semantics/" in item.nodeid and ("[debug" in item.nodeid or "[strict" in item.nodeid):
             item.add_marker(pytest.mark.slow)
+
+
+_TESTS = count(1)
+
+
+@pytest.fixture(autouse=True)
+def room() -> None:
+    """Executables of thousands of tests are forgotten between two of them, not in the middle of one that counts."""
+    if next(_TESTS) % 8 == 0 and mappings.beyond(mappings.SHARE / 2):
+        load.forget()
