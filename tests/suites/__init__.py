@@ -1,0 +1,1 @@
+"""torch's own suites of modules and optimizers, run through the runtime."""

@@ -1,0 +1,32 @@
+"""Run a program by eager and in a mode, and compare all that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.ops.corpus import as_near, difference, outcome, short
+
+Program = Callable[[], list[Any]]
+# A gradient is a sum over the steps of a recurrence and over rounds, each with the rounding of a tanh (4 ulps in XLA).
+ULPS = 32.0
+
+
+def check(make: Callable[[torch.dtype], Program], dtype: torch.dtype, mode: str) -> str:
+    """How a program differs in a mode from eager; "" if it does not. `make` makes it for a dtype.
+
+    Where it differs by more than the tolerance, what decides is whether it is about as near as eager to what float64
+    gives.
+    """
+    want, got = outcome(make(dtype), None), outcome(make(dtype), mode)
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        return "" if type(want) is type(got) else f"eager: {short(want)}\n  here: {short(got)}"
+    rtol, atol = torch.testing._comparison.default_tolerances(dtype)
+    found = difference(want, got, {"rtol": rtol, "atol": atol})
+    if found.startswith("values") and dtype is not torch.float64:
+        truth = outcome(make(torch.float64), None)
+        if isinstance(truth, list) and as_near(want, got, truth, ULPS):
+            return ""
+    return found
