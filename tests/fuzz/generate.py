@@ -186,8 +186,8 @@ class Generator:
                 self.kept.append(value.untyped_storage())
             if isinstance(value, torch.Tensor) and name not in self.names and re.fullmatch(r"t\d+", name):
                 self.names.append(name)
-            if isinstance(value, torch.Tensor) and not _fit(value):
-                if name in before:
+            if isinstance(value, torch.Tensor) and not (_has_memory(value) and _fit(value)):
+                if name in before and _has_memory(before[name]):
                     self.env[name] = before[name]
                 else:
                     del self.env[name]
@@ -288,6 +288,11 @@ def _is_writable(t: torch.Tensor) -> bool:
         return not (t.requires_grad and t.is_leaf)
     except RuntimeError:  # a view that autograd has lost track of: looking at its history raises
         return False
+
+
+def _has_memory(t: Any) -> bool:
+    """False for what torch itself can make with out= over memory that NumPy holds: whoever reads it dies."""
+    return not isinstance(t, torch.Tensor) or t.layout is not torch.strided or not t.numel() or t.data_ptr() != 0
 
 
 def _fit(t: torch.Tensor) -> bool:

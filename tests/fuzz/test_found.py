@@ -18,6 +18,9 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+split_function = torch.tensor_split  # as after `from torch import tensor_split`, before there is a context
+
+
 def test_split_points_that_are_pending(mode: str) -> None:
     x = torch.arange(20.0).reshape(5, 4)
     points = torch.tensor([1, 2])
@@ -25,7 +28,8 @@ def test_split_points_that_are_pending(mode: str) -> None:
     def program() -> list[torch.Tensor]:
         y, p = x * 2, points * 2
         return [*torch.tensor_split(y, p), *y.tensor_split(p - 1, dim=0),
-                *y.tensor_split(tensor_indices_or_sections=p - 1, dim=1), *torch.tensor_split(y, 3)]
+                *y.tensor_split(tensor_indices_or_sections=p - 1, dim=1), *torch.tensor_split(y, 3),
+                *split_function(y, p)]
 
     check(program, mode)
 
@@ -148,5 +152,17 @@ def test_dlpack_of_a_lazy_negation(mode: str) -> None:
         lazy = torch.complex(x, x).conj().imag
         plain = lazy.resolve_neg().numpy().tolist()
         return [torch.from_dlpack(lazy.detach()).sum().item(), *lazy.tolist()[0], *plain[0]]
+
+    check(program, mode)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["native", "pending"])
+def test_a_kernel_that_conjugates_on_its_way(mode: str, away: bool) -> None:
+    """Its residuals are wrong below any dispatch mode of torch's, where conjugation is put off and forgotten."""
+    a, b = torch.randn(4, 3, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
+
+    def program() -> list[torch.Tensor]:
+        x, y = (a * 2, b * 3) if away else (a, b)
+        return list(torch.linalg.lstsq(x, y, driver="gels")[:2])
 
     check(program, mode)
