@@ -13,7 +13,7 @@ import jax
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from . import telling
+from . import processor, telling
 from .bounded import Bounded
 from .buffers import Home
 from .executable import Executable, Made, RunCheck, device, direct
@@ -21,6 +21,7 @@ from .key import identity
 from .lower import Function
 from .plan import Region
 from .progress import waiting
+from .scratch import wanted
 from .site import describe
 from .stream import Node
 
@@ -106,15 +107,18 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
         avals.append(jax.ShapeDtypeStruct((floats,), "float64"))
         avals.append(jax.ShapeDtypeStruct((ints,), "int64"))
-        jitted = jax.jit(function, donate_argnums=region.donated, keep_unused=True)
+        scratch = wanted(region, homes)
+        avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
+        donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
+        jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
         lowered = jitted.lower(*avals)
         tracing = time.perf_counter() - started
-        compiled = lowered.compile()
+        compiled = processor.compiled(lowered)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
-    call = direct(compiled.runtime_executable(), outputs, len(checks))
+    call = direct(compiled.runtime_executable(), outputs, len(checks), scratch)
     return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing)
 
 
