@@ -19,6 +19,7 @@ from . import run
 from .buffers import LOCK
 from .pace import Turn
 from .reasons import Reason
+from .scratch import SCRATCH
 from .stream import STREAMS
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def turned(door: FrontDoor, turn: Turn) -> None:
         with LOCK:
             run.settle_all(Reason(stream.spell.code if stream.spell.left else "region.native"))
             run.wait()
+            SCRATCH.forget()
             door.step_aside(turn, rest)
 
 

@@ -9,6 +9,7 @@ does nothing; whoever borrows keeps the memory alive.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from .bounded import Bounded
 
 Home = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a storage's dense value
 MAX_DIMS = 64
+
+
+def nbytes_of(home: Home) -> int:
+    """The bytes of a value."""
+    return math.prod(home[1]) * home[0].itemsize
 
 
 class _ManagedTensor(ctypes.Structure):

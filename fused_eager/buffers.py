@@ -10,7 +10,6 @@ reference count, and `sweep` forgets the dead, so nothing is computed for, or ke
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE, contiguous_str
 
 from . import trap
 from .borrow import Home
+from .scratch import SCRATCH
 from .trap import storage_of, swap_memory
 
 if TYPE_CHECKING:
@@ -76,11 +76,6 @@ TABLE: dict[int, Buffer] = {}
 LOCK = threading.RLock()
 
 
-def nbytes_of(home: Home) -> int:
-    """The bytes of a value."""
-    return math.prod(home[1]) * home[0].itemsize
-
-
 def buffer_of(t: torch.Tensor) -> Buffer | None:
     """The buffer of a tensor's storage; None if the storage is native."""
     return TABLE.get(storage_of(t)._cdata)
@@ -103,11 +98,12 @@ def release(buffer: Buffer) -> None:
 
 
 def sweep() -> None:
-    """Forget the buffers on the device whose storages nobody refers to any more."""
+    """Forget the buffers on the device whose storages nobody refers to any more; large ones become scratch memory."""
     with LOCK:
         dead = [b for b in TABLE.values() if b.stream is None and not b.is_alive()]
         for b in dead:
             del TABLE[b.cdata]
+            SCRATCH.bury(b)
             b.array = None  # a run that has not been verified may hold the buffer for a while
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
 
@@ -174,6 +170,7 @@ def bind(buffer: Buffer) -> None:
     else:
         swap_memory(buffer.storage, storage_of(value))
         buffer.storage._fused_eager_memory = True  # type: ignore[attr-defined]
+        SCRATCH.lend(array, buffer.storage)
     TABLE.pop(buffer.cdata, None)
     buffer.array = None
 

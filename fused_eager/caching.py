@@ -30,6 +30,7 @@ from .lower import NodeFailed
 from .pace import Choice
 from .plan import Region
 from .progress import waiting
+from .scratch import wanted
 from .stream import Node
 
 _ROWS = tuple(name for name in OPTIONS if name.startswith("cache"))
@@ -95,7 +96,7 @@ class Keeper:
         outputs = [homes[v] for v in region.outputs]
         found = self._fetch(key, name, progress)
         if isinstance(found, Entry):
-            loaded = self._load(found, outputs, name, region)
+            loaded = self._load(found, outputs, name, region, wanted(region, homes))
             if loaded is not None:
                 self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
                 return loaded
@@ -146,10 +147,12 @@ class Keeper:
             )
         return found if isinstance(found, (Entry, Lead)) else None
 
-    def _load(self, entry: Entry, outputs: list[Home], name: str, region: Region) -> Executable | None:
+    def _load(
+        self, entry: Entry, outputs: list[Home], name: str, region: Region, scratch: tuple[Home, ...]
+    ) -> Executable | None:
         began = time.perf_counter()
         try:
-            loaded = from_blobs(entry.blobs, outputs, name)
+            loaded = from_blobs(entry.blobs, outputs, name, scratch)
         except Unloadable as why:
             LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
             return None

@@ -22,6 +22,7 @@ from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .buffers import Home
+from .scratch import SCRATCH
 
 _xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
@@ -82,8 +83,12 @@ def device() -> Any:
     return jax.devices("cpu")[0]
 
 
-def direct(loaded: Any, outputs: Sequence[Home], rows: int) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
+def direct(
+    loaded: Any, outputs: Sequence[Home], rows: int, scratch: Sequence[Home] = ()
+) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
     """The call of a loaded executable that returns `outputs` and `rows` rows of flags (one of zeros where it has none).
+
+    It finds the `scratch` memory that it takes beside its arguments by itself.
 
     Nothing is checked but what XLA checks by itself: the number and the sizes of the arguments, and that none has been
     donated before.
@@ -101,6 +106,8 @@ def direct(loaded: Any, outputs: Sequence[Home], rows: int) -> Callable[..., tup
     execute = loaded.execute_sharded
 
     def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        if scratch:
+            arrays = (*arrays, *[SCRATCH.take(home) for home in scratch])
         made = execute(arrays).consume_with_handlers(handlers)
         flags = made.pop()
         return made, flags
@@ -153,7 +160,9 @@ def _text(**about: Any) -> bytes:
     return json.dumps({"format": FORMAT, **about}).encode()
 
 
-def from_blobs(blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str) -> Executable | Failure:
+def from_blobs(
+    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, scratch: Sequence[Home] = ()
+) -> Executable | Failure:
     """What the verified blobs of a cache entry hold. Neither traces nor lowers.
 
     Raises:
@@ -170,7 +179,7 @@ def from_blobs(blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str) -
             _PREPARE[family]()
         devices = _xla.DeviceList((device(),))
         loaded = device().client.deserialize_executable(blobs["executable"], executable_devices=devices)
-        return Executable(direct(loaded, outputs, len(checks)), checks, float(about["seconds"]), name)
+        return Executable(direct(loaded, outputs, len(checks), scratch), checks, float(about["seconds"]), name)
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.
         raise Unloadable(f"{type(error).__name__}: {str(error)[:200]}") from error

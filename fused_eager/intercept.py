@@ -23,6 +23,7 @@ from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Steady, Turn
 from .reasons import Reason
+from .scratch import SCRATCH
 from .stream import Stream
 
 _modes_below = torch._C._len_torch_dispatch_stack
@@ -276,6 +277,8 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
         # What is on the device would be fetched one by one, and looked for at every op.
         run.settle_all(Reason("region.native"), only=stream)
         run.wait()
+        with LOCK:
+            SCRATCH.forget()
 
 
 def stepped(door: FrontDoor) -> None:

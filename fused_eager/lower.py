@@ -34,7 +34,7 @@ class NodeFailed(Exception):
 
 @dataclass(eq=False)
 class Function:
-    """A region as a function of `(*inputs, floats, ints)`, to be traced once.
+    """A region as a function of `(*inputs, floats, ints, *scratch)`, to be traced once; it does not read scratch.
 
     `floats` and `ints` are the hoisted numbers of all nodes in order, as float64 and int64 vectors: two arguments,
     however many learning rates there are. It returns the outputs and one int64 array of shape `[checks, 2]` with
@@ -50,8 +50,8 @@ class Function:
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         self.checks.clear()
-        *inputs, floats, ints = arrays
-        homes: dict[int, jax.Array] = dict(zip(self.region.inputs, inputs, strict=True))
+        floats, ints = arrays[len(self.region.inputs) :][:2]
+        homes: dict[int, jax.Array] = dict(zip(self.region.inputs, arrays, strict=False))
         views: dict[Use, jax.Array] = {}
         self.sources.clear()
         numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}

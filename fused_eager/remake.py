@@ -19,6 +19,7 @@ from .compile import build
 from .executable import Executable, Failure, Unloadable, device, from_blobs, to_blobs
 from .lower import NodeFailed
 from .quiet import default_dtype
+from .scratch import wanted
 
 
 def _default_dtype(key: Key) -> AbstractContextManager[None]:
@@ -52,7 +53,7 @@ def prove(key: Key, blobs: Mapping[str, bytes], rounds: int = 3) -> str:
             return "made by another version or for another machine: it cannot be remade here"
         nodes, region, homes = to_region(key.parts["region"])
         outputs = [homes[v] for v in region.outputs]
-        kept = from_blobs(blobs, outputs, "kept")
+        kept = from_blobs(blobs, outputs, "kept", wanted(region, homes))
         with _default_dtype(key):
             made = build(nodes, region, homes, key.parts["check_bounds"], "remade").executable
     except NodeFailed as failed:

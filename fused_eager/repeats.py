@@ -18,7 +18,7 @@ import numpy as np
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from .buffers import Home, nbytes_of
+from .borrow import Home, nbytes_of
 from .order import operands
 from .stream import Node, views
 

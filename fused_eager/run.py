@@ -28,6 +28,7 @@ from .load import Ready, homes_of_values, load
 from .plan import Region
 from .quiet import unobserved
 from .reasons import Reason
+from .scratch import SCRATCH
 from .stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from .verify import BACKLOG, Launch, Run, lost, undo, verify, wait
 
@@ -177,6 +178,7 @@ def flush(stream: Stream, reason: Reason) -> None:
                 _finish(stream)
             finally:
                 telling.flushed(execution, began)
+                SCRATCH.drop()
             WATCH.look()
         elif stream.inputs:
             stream.reset()
@@ -184,6 +186,7 @@ def flush(stream: Stream, reason: Reason) -> None:
 
 def _prepare(stream: Stream, reason: Reason) -> Execution:
     buffers.sweep()
+    SCRATCH.collect()
     live: set[int] = set()
     assigned: list[tuple[Buffer, int]] = []
     held = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from . import background, causes, measuring
+from .borrow import Home, nbytes_of
 from .bounded import Bounded
-from .buffers import Home, nbytes_of
 from .events import LOG
 from .order import operands
 from .plan import Plan, Region

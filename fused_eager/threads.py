@@ -18,6 +18,7 @@ from .buffers import LOCK
 from .config import Config
 from .intercept import FrontDoor
 from .reasons import Reason
+from .scratch import SCRATCH
 
 
 class ThreadState(threading.local):
@@ -111,5 +112,6 @@ def close(door: FrontDoor) -> None:
                 failed.append(error)
         door.stream.config = door.stream.config.replace(mode="off")
         door.lent.clear()
+        SCRATCH.forget()
     if failed:
         raise failed[0]

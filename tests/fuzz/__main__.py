@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 
-from fused_eager import trace
+from fused_eager import scratch, trace
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -34,7 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--modes", default="fused", help="comma-separated")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
     args = parser.parse_args(argv)
+    if args.scratch:
+        scratch.LARGE = 1
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     started = time.perf_counter()

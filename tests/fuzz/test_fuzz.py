@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
-from fused_eager import trace
+from fused_eager import load, scratch, trace
 from tests.streams import events
 
 from . import functions
@@ -22,11 +23,21 @@ from .generate import Program, generate
 FRESH = random.SystemRandom().randrange(10**9)
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_fresh_programs_agree_with_eager(part: int) -> None:
+@pytest.fixture(params=[False, True], ids=["", "scratch"])
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How to run the command that repeats a failure: with results of all sizes in memory that is used again, or not."""
+    load.forget()
+    if request.param:
+        monkeypatch.setattr(scratch, "LARGE", 1)
+    yield "--programs 1" + " --scratch" * request.param
+    load.forget()
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_fresh_programs_agree_with_eager(part: int, options: str) -> None:
     for seed in range(FRESH + 10 * part, FRESH + 10 * part + 10):
         program, found = one(seed, "fused")
-        assert not found, f"python -m tests.fuzz --seed {seed} --programs 1\n{found}\n{program and program.source()}"
+        assert not found, f"python -m tests.fuzz --seed {seed} {options}\n{found}\n{program and program.source()}"
 
 
 @pytest.mark.slow
