@@ -73,9 +73,31 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
 )
-# Composites in C++ that read an operand's memory before they dispatch anything. Whoever has imported the function
-# itself passes by a patched name, so these are met in the dispatcher: the overload and the position of the operand.
-READING_COMPOSITES: tuple[tuple[OpOverload, int], ...] = ((torch.ops.aten.tensor_split.tensor_indices_or_sections, 1),)
+
+
+def _between_0_and_1(self: torch.Tensor, q: torch.Tensor) -> None:
+    comparable = self.dtype is q.dtype and q.dim() <= 1 and self.numel() > 0  # else the composite says what is wrong
+    if comparable and not ((q >= 0) & (q <= 1)).all():
+        raise RuntimeError("quantile() q values must be in the range [0, 1]")
+
+
+@dataclass(frozen=True)
+class ReadingComposite:
+    """A composite in C++ that reads the memory of an operand (at `position`) before it dispatches anything, or, where
+    a mode is active, leaves out the `check` for which it would. Whoever has imported the function itself passes by a
+    patched name, so these are met in the dispatcher.
+    """
+
+    op: OpOverload
+    position: int
+    check: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+
+READING_COMPOSITES: tuple[ReadingComposite, ...] = (
+    ReadingComposite(torch.ops.aten.tensor_split.tensor_indices_or_sections, 1),
+    ReadingComposite(torch.ops.aten.quantile.default, 1, _between_0_and_1),
+    ReadingComposite(torch.ops.aten.nanquantile.default, 1, _between_0_and_1),
+)
 # Their checks fail under any dispatch mode, torch's own included: they run on finished tensors, natively.
 TRACERS: tuple[str, ...] = ("trace", "trace_module")
 PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
@@ -122,11 +144,13 @@ def _call_natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         return function(*args, **kwargs)
 
 
-def _settle_first(op: OpOverload, position: int) -> Callable[..., Any]:
-    guard = Guard(torch.Tensor, op._opname)
+def _settle_first(row: ReadingComposite) -> Callable[..., Any]:
+    op, guard = row.op, Guard(torch.Tensor, row.op._opname)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        _settled(args[position], guard)
+        _settled(args[row.position], guard)
+        if row.check is not None:
+            _call_natively(row.check, args[0].detach(), args[row.position].detach())
         return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel
@@ -139,9 +163,9 @@ def _meet_composites() -> Callable[[], None]:
     go through.
     """
     library = torch.library.Library("aten", "IMPL")
-    for op, position in READING_COMPOSITES:
+    for row in READING_COMPOSITES:
         for key in ("CPU", "AutogradCPU"):
-            library.impl(op, _settle_first(op, position), key)
+            library.impl(row.op, _settle_first(row), key)
     return library._destroy
 
 
