@@ -75,9 +75,12 @@ READERS: tuple[Guard, ...] = (
 )
 
 
+_listed = torch.Tensor.tolist  # the unpatched one
+
+
 def _between_0_and_1(self: torch.Tensor, q: torch.Tensor) -> None:
     comparable = self.dtype is q.dtype and q.dim() <= 1 and self.numel() > 0  # else the composite says what is wrong
-    if comparable and not ((q >= 0) & (q <= 1)).all():
+    if comparable and not all(0 <= value <= 1 for value in _listed(q.reshape(-1))):
         raise RuntimeError("quantile() q values must be in the range [0, 1]")
 
 
@@ -150,7 +153,7 @@ def _settle_first(row: ReadingComposite) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         _settled(args[row.position], guard)
         if row.check is not None:
-            _call_natively(row.check, args[0].detach(), args[row.position].detach())
+            row.check(args[0], args[row.position])
         return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel
