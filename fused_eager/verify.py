@@ -23,7 +23,7 @@ from .compile import RunCheck
 from .errors import LostValue
 from .plan import Region
 from .site import describe
-from .stream import Node
+from .stream import STREAMS, DeviceInput, Node
 
 
 @dataclass(eq=False)
@@ -116,19 +116,32 @@ def _error(node: Node, check: RunCheck, value: int) -> Exception:
 
 
 def _taint(runs: list[Run], index: int, error: Exception) -> None:
-    """Undo everything that depends on node `index` of the first run."""
+    """Undo everything that depends on node `index` of the first run, and take back what is pending and would."""
     bad: set[tuple[int, int]] = set()
     for k, run in enumerate(runs):
         wrong = {vid for vid, origin in run.origins.items() if origin in bad}
-        for i, node in enumerate(run.nodes):
-            reads = {u.vid for u in node.uses} | {r.base for r in node.results}
-            if (k == 0 and i == index) or reads & wrong:
-                wrong.update(r.vid for r in node.results)
-        bad.update((run.serial, vid) for vid in wrong)
+        if k == 0:
+            wrong.update(r.vid for r in run.nodes[index].results)
+        bad.update((run.serial, vid) for vid in _dependent(run.nodes, wrong))
+    for stream in list(STREAMS):
+        wrong = {i.vid for i in stream.inputs if isinstance(i, DeviceInput) and i.origin in bad}
+        wrong = _dependent(stream.nodes, wrong)
+        for b in [b for b in stream.pending.values() if b.vid in wrong]:
+            del stream.pending[b.cdata]
+            undo(b, b.previous, b.origin, error)
     for run in reversed(runs):
         for b, vid, array, origin in reversed(run.assigned):
             if (run.serial, vid) in bad and b.origin == (run.serial, vid) and b.cdata in TABLE:
                 undo(b, array, origin, error)
+
+
+def _dependent(nodes: list[Node], wrong: set[int]) -> set[int]:
+    """The values `wrong`, and all that were computed from them."""
+    found = set(wrong)
+    for node in nodes:
+        if found and ({u.vid for u in node.uses} | {r.base for r in node.results}) & found:
+            found.update(r.vid for r in node.results)
+    return found
 
 
 def undo(b: Buffer, array: jax.Array | None, origin: tuple[int, int] | None, error: BaseException) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fused_eager import LostValue, fused_eager
+from fused_eager import LostValue, fused_eager, sync
 from fused_eager.verify import AHEAD, BACKLOG, Backlog, Launch
 from tests.streams import flush_now, stable_shapes
 
@@ -142,3 +142,50 @@ def test_a_launch_is_done_when_all_of_it_is() -> None:
     assert not launch.is_done()
     launch.wait()
     assert launch.is_done()
+
+
+# ---- what is pending when a failure is found -----------------------------------------------------------------------
+
+
+def test_what_is_pending_and_depends_on_a_failure_is_never_computed() -> None:
+    with fused_eager(mode="fused"):
+        x, other = torch.full((3000,), 2.0), torch.full((3000,), 5.0)
+        sync()
+        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        flush_now()  # the failure is there, and nobody has looked yet
+        y = x * 10
+        x.mul_(2)
+        other.add_(1)
+        z = other * 2
+        with pytest.raises(IndexError, match="5000"):
+            sync()
+        assert set(x.tolist()) == {2.0} and set(other.tolist()) == {6.0} and set(z.tolist()) == {12.0}
+        with pytest.raises(LostValue):
+            y.tolist()
+        x.add_(1)
+    assert set(x.tolist()) == {3.0}
+
+
+def test_what_overwrites_a_failure_is_taken_back_with_it() -> None:
+    with fused_eager(mode="fused"):
+        x = torch.full((3000,), 2.0)
+        sync()
+        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        flush_now()
+        x.fill_(7)
+        with pytest.raises(IndexError, match="5000"):
+            sync()
+        assert set(x.tolist()) == {2.0}
+        x.fill_(7)
+        assert set(x.tolist()) == {7.0}
+
+
+def test_an_op_whose_call_has_raised_is_not_made_up_for() -> None:
+    with fused_eager(mode="strict"):
+        x = torch.full((3000,), 2.0)
+        sync()
+        with pytest.raises(IndexError, match="5000"):
+            x.index_fill_(0, torch.tensor([5000]), 3.0)
+            for _ in range(20):
+                x.mul_(2)
+        assert set(x.tolist()) == {2.0}
