@@ -51,6 +51,7 @@ _NOTHING = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
 _block = ctypes.create_string_buffer(ctypes.sizeof(_ManagedTensor) + 8 * MAX_DIMS)
 _address = ctypes.addressof(_block)
 _head = _ManagedTensor.from_buffer(_block)
+_bytes = memoryview(_block).cast("B")
 _templates: Bounded[Home, bytes] = Bounded(4096)
 
 _import = xla_client._xla.dlpack_managed_tensor_to_buffer
@@ -81,6 +82,12 @@ def borrow(address: int, home: Home, device: Any) -> Any:
     template = _templates.get(home)
     if template is None:
         template = _template(home)
-    ctypes.memmove(_address, template, len(template))
+    _bytes[: len(template)] = template
     _head.data = address or _address  # an empty value has no memory, and JAX wants some address
-    return _import(_new_capsule(_address, _NAME, None), device, None)
+    try:
+        capsule = _new_capsule(_address, _NAME, None)
+    except ctypes.ArgumentError as error:
+        if "RecursionError" in str(error):  # of the program, found out while ctypes looks at an argument
+            raise RecursionError("maximum recursion depth exceeded") from error
+        raise
+    return _import(capsule, device, None)
