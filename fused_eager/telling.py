@@ -22,6 +22,7 @@ from .events import LOG
 from .order import operands
 from .plan import Plan, Region
 from .reasons import Reason
+from .scratch import wanted
 from .site import UNKNOWN, Site, caller, describe, is_internal
 from .stream import Node
 
@@ -169,6 +170,7 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
         "read_bytes": sum(nbytes_of(homes[v]) for v in r.inputs),
         "written_bytes": sum(nbytes_of(homes[v]) for v in r.outputs),
         "donated_bytes": sum(nbytes_of(homes[r.inputs[p]]) for p in r.donated),
+        "scratch_bytes": sum(map(nbytes_of, wanted(r, homes))) if r.how == "xla" else 0,
         "inner_bytes": inner,
     }
 

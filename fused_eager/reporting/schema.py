@@ -94,7 +94,8 @@ KINDS: dict[str, Kind] = {
                     "in the order in which they run: `how` (xla or aten), `ops`, `ended_by` (a reason's code), "
                     "`detail`, `site`, `lines` (a list of [line, module path, whether autograd ran it for that line, "
                     "{op: how many}]), `inputs`, `outputs`, `donated` (how many), `read_bytes`, `written_bytes`, "
-                    "`donated_bytes`, `inner_bytes` (results that no tensor ever held: never written as such); for XLA "
+                    "`donated_bytes`, `scratch_bytes` (large results that go where others were that have died), "
+                    "`inner_bytes` (results that no tensor ever held: never written as such); for XLA "
                     "also `code` (the number of the executable: plans may share one) and `name`, as in `compile`",
                 ),
             ),

@@ -75,9 +75,11 @@ def facts_lines(f: Facts) -> list[str]:
         )
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
     donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
+    scratch = sum(r.data.get("scratch_bytes", 0) * r.count for r in f.regions)
     if inner:
         lines.append(
             f"memory: {amount(inner)} of intermediates never written, {amount(donated)} reused in place"
+            + (f", {amount(scratch)} of large results where dead ones were" if scratch else "")
             + (f", at most {amount(f.peak)} resident" if f.peak else "")
         )
     if f.recording_per_op:

@@ -43,6 +43,7 @@ class Log:
             "read_bytes": 32,
             "written_bytes": 32,
             "donated_bytes": 0,
+            "scratch_bytes": 0,
             "inner_bytes": 64,
             "code": number,
             "name": f"region {number}",
