@@ -198,7 +198,11 @@ class FrontDoor(TorchDispatchMode):
             if pending >= config.max_pending:
                 run.flush(stream, Reason("cut.full", f"{pending} ops"))
         elif pending > before:
-            run.flush(stream, Reason("mode.single"))
+            try:
+                run.flush(stream, Reason("mode.single"))
+            except Exception as error:  # of an op before this one, most likely
+                run.withdraw(stream, error)
+                raise
             if mode == "debug":
                 run.wait()
                 run.verify()

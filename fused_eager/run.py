@@ -184,6 +184,15 @@ def flush(stream: Stream, reason: Reason) -> None:
             stream.reset()
 
 
+def withdraw(stream: Stream, error: Exception) -> None:
+    """Take back what is pending in a stream: the calls that recorded it raise `error`, so they have not happened."""
+    with LOCK:
+        if stream.nodes:
+            for b in stream.pending.values():
+                undo(b, b.previous, b.origin, error)
+            stream.reset()
+
+
 def _prepare(stream: Stream, reason: Reason) -> Execution:
     buffers.sweep()
     SCRATCH.collect()
@@ -338,4 +347,4 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
         raise errors[0]
 
 
-__all__ = ["BACKLOG", "flush", "host_device", "lost", "settle", "settle_all", "verify", "wait"]
+__all__ = ["BACKLOG", "flush", "host_device", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

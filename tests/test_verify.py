@@ -189,3 +189,19 @@ def test_an_op_whose_call_has_raised_is_not_made_up_for() -> None:
             for _ in range(20):
                 x.mul_(2)
         assert set(x.tolist()) == {2.0}
+
+
+def test_a_call_that_raises_another_op_s_error_has_not_happened() -> None:
+    with fused_eager(mode="strict"):
+        x, w = torch.full((3000,), 2.0), torch.zeros(3000)
+        sync()
+        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        done = raised = 0
+        for _ in range(20):
+            try:
+                w.add_(1)
+                done += 1
+            except IndexError:
+                raised += 1
+        assert raised == 1 and set(w.tolist()) == {float(done)} == {19.0}
+        assert set(x.tolist()) == {2.0}
