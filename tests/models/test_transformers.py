@@ -50,18 +50,27 @@ class Family:
     writes: bool = False  # it generates text
 
 
+_GPT = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4}
 _LLAMA = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _KV = {**_LLAMA, "num_key_value_heads": 2}
 _BERT = {**_LLAMA, "max_position_embeddings": 64}
 _EXPERTS = {**_KV, "num_experts": 4, "num_experts_per_tok": 2}
 FAMILIES = {
-    "gpt2": Family("GPT2Config", "GPT2LMHeadModel", {"n_embd": WIDTH, "n_layer": 2, "n_head": 4}, writes=True),
+    "gpt2": Family("GPT2Config", "GPT2LMHeadModel", _GPT, writes=True),
     "llama": Family("LlamaConfig", "LlamaForCausalLM", _KV, writes=True),
     "mistral": Family("MistralConfig", "MistralForCausalLM", {**_KV, "sliding_window": 8}, writes=True),
     "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM", _KV, writes=True),
     "gemma": Family("GemmaConfig", "GemmaForCausalLM", {**_KV, "head_dim": 8}, writes=True),
     "phi": Family("PhiConfig", "PhiForCausalLM", _LLAMA, writes=True),
     "neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", _LLAMA, writes=True),
+    "gptj": Family("GPTJConfig", "GPTJForCausalLM", {**_GPT, "rotary_dim": 4}, writes=True),
+    "gpt_neo": Family(
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {"hidden_size": WIDTH, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+        writes=True,
+    ),
+    "falcon": Family("FalconConfig", "FalconForCausalLM", _LLAMA, writes=True),
     "opt": Family(
         "OPTConfig", "OPTForCausalLM", {**_LLAMA, "ffn_dim": 64, "word_embed_proj_dim": WIDTH}, writes=True
     ),
@@ -101,6 +110,28 @@ FAMILIES = {
     "albert": Family("AlbertConfig", "AlbertForMaskedLM", {**_BERT, "embedding_size": 16}),
     "deberta": Family("DebertaV2Config", "DebertaV2ForSequenceClassification", _BERT, classes),
     "vit": Family("ViTConfig", "ViTForImageClassification", {**_LLAMA, "image_size": 32, "patch_size": 8}, images),
+    "deit": Family("DeiTConfig", "DeiTForImageClassification", {**_LLAMA, "image_size": 32, "patch_size": 8}, images),
+    "resnet": Family(
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+        images,
+    ),
+    "segformer": Family(
+        "SegformerConfig",
+        "SegformerForImageClassification",
+        {
+            "num_encoder_blocks": 2,
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "num_attention_heads": [1, 2],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [3, 3],
+            "strides": [2, 2],
+            "mlp_ratios": [2, 2],
+        },
+        images,
+    ),
     "convnext": Family(
         "ConvNextConfig",
         "ConvNextForImageClassification",
