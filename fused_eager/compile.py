@@ -13,7 +13,7 @@ import jax
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from . import processor, telling
+from . import telling
 from .bounded import Bounded
 from .buffers import Home
 from .executable import Executable, Made, RunCheck, device, direct
@@ -113,7 +113,7 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
         lowered = jitted.lower(*avals)
         tracing = time.perf_counter() - started
-        compiled = processor.compiled(lowered)
+        compiled = lowered.compile()
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)

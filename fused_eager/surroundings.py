@@ -9,6 +9,7 @@ import enum
 import functools
 import hashlib
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,8 @@ from fused_eager import fusion_rules
 from fused_eager.cache import Origin, Unencodable
 from fused_eager.fusion_rules.precision import switches
 
-from . import canonical, executable, forms, lower, processor, scratch
+from . import canonical, executable, forms, lower, scratch
 from . import compile as compiling
-from .processor import cpu
 
 # JAX's options that change what is traced or how XLA compiles it.
 _JAX_OPTIONS = (
@@ -60,7 +60,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     folder = Path(fusion_rules.__file__).parent
-    modules = (lower, canonical, forms, executable, compiling, scratch, processor)
+    modules = (lower, canonical, forms, executable, compiling, scratch)
     files = [*folder.glob("*.py"), *(Path(m.__file__ or "") for m in modules)]
     total = hashlib.sha256(b"fused-eager/lowering/1\0")
     try:
@@ -69,6 +69,32 @@ def lowering_digest() -> str:
     except OSError as error:
         raise Unencodable("lowering", f"the library's own source cannot be read: {error}") from error
     return total.hexdigest()
+
+
+@functools.cache
+def cpu() -> Mapping[str, Any]:
+    """This machine's processor, as XLA tunes for it: architecture, model, instruction sets.
+
+    Raises:
+        Unencodable: the system does not tell.
+    """
+    rows: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError as error:
+        raise Unencodable("cpu", f"the processor's features are unknown here: {error}") from error
+    for line in text.split("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        rows[name.strip()] = value.strip()
+    features = rows.get("flags", rows.get("Features", ""))
+    if not features:
+        raise Unencodable("cpu", "/proc/cpuinfo names no features")
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+    return {
+        "architecture": platform.machine(),
+        "model": " ".join(rows[name] for name in names if name in rows),
+        "features": sorted(set(features.split())),
+    }
 
 
 @functools.cache
