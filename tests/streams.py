@@ -13,7 +13,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager, hotness, opinfo
+from fused_eager import fused_eager, hotness, load, opinfo, scratch
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
@@ -89,6 +89,17 @@ def events(*kinds: str) -> Iterator[list[Event]]:
         yield seen
     finally:
         LOG.sinks.remove(take)
+
+
+@contextmanager
+def all_results_large() -> Iterator[None]:
+    """In the body results of all sizes go to scratch memory. Executables that were made otherwise are forgotten."""
+    load.forget()
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(scratch, "LARGE", 1)
+        yield
+    scratch.SCRATCH.forget()
+    load.forget()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fused_eager.cli import main
 from fused_eager.events import LOG
 from fused_eager.plan import make_plan
 from fused_eager.scratch import SCRATCH, wanted
-from tests.streams import END, HOME, flush_now, node
+from tests.streams import END, HOME, all_results_large, flush_now, node
 from tests.test_caching import own_process, run
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
@@ -28,13 +28,9 @@ SIZE = 40_000  # floats: more than `bind` copies
 
 
 @pytest.fixture(autouse=True)
-def small_is_large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Everything is treated as a large result; executables of others, which are not, are forgotten."""
-    load.forget()
-    monkeypatch.setattr(scratch, "LARGE", 1)
-    yield
-    SCRATCH.forget()
-    load.forget()
+def small_is_large() -> Iterator[None]:
+    with all_results_large():
+        yield
 
 
 def reused(before: dict[str, int] | None = None) -> dict[str, int]:

@@ -147,11 +147,18 @@ def test_a_launch_is_done_when_all_of_it_is() -> None:
 # ---- what is pending when a failure is found -----------------------------------------------------------------------
 
 
+def spoiled() -> torch.Tensor:
+    """A tensor of twos after a write out of range, which nobody has noticed yet."""
+    x = torch.full((3000,), 2.0)
+    sync()
+    x.index_fill_(0, torch.tensor([5000]), 3.0)
+    return x
+
+
 def test_what_is_pending_and_depends_on_a_failure_is_never_computed() -> None:
     with fused_eager(mode="fused"):
-        x, other = torch.full((3000,), 2.0), torch.full((3000,), 5.0)
-        sync()
-        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        other = torch.full((3000,), 5.0)
+        x = spoiled()
         flush_now()  # the failure is there, and nobody has looked yet
         y = x * 10
         x.mul_(2)
@@ -168,9 +175,7 @@ def test_what_is_pending_and_depends_on_a_failure_is_never_computed() -> None:
 
 def test_what_overwrites_a_failure_is_taken_back_with_it() -> None:
     with fused_eager(mode="fused"):
-        x = torch.full((3000,), 2.0)
-        sync()
-        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        x = spoiled()
         flush_now()
         x.fill_(7)
         with pytest.raises(IndexError, match="5000"):
@@ -193,9 +198,8 @@ def test_an_op_whose_call_has_raised_is_not_made_up_for() -> None:
 
 def test_a_call_that_raises_another_op_s_error_has_not_happened() -> None:
     with fused_eager(mode="strict"):
-        x, w = torch.full((3000,), 2.0), torch.zeros(3000)
-        sync()
-        x.index_fill_(0, torch.tensor([5000]), 3.0)
+        w = torch.zeros(3000)
+        x = spoiled()
         done = raised = 0
         for _ in range(20):
             try:

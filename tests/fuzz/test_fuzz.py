@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -11,8 +12,8 @@ import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
-from fused_eager import load, scratch, trace
-from tests.streams import events
+from fused_eager import trace
+from tests.streams import all_results_large, events
 
 from . import functions
 from .__main__ import one
@@ -24,13 +25,10 @@ FRESH = random.SystemRandom().randrange(10**9)
 
 
 @pytest.fixture(params=[False, True], ids=["", "scratch"])
-def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def options(request: pytest.FixtureRequest) -> Iterator[str]:
     """How to run the command that repeats a failure: with results of all sizes in memory that is used again, or not."""
-    load.forget()
-    if request.param:
-        monkeypatch.setattr(scratch, "LARGE", 1)
-    yield "--programs 1" + " --scratch" * request.param
-    load.forget()
+    with all_results_large() if request.param else contextlib.nullcontext():
+        yield "--programs 1" + " --scratch" * request.param
 
 
 @pytest.mark.parametrize("part", range(3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,3 +30,11 @@ def check(make: Callable[[torch.dtype], Program], dtype: torch.dtype, mode: str)
         if isinstance(truth, list) and as_near(want, got, truth, ULPS):
             return ""
     return found
+
+
+def assert_all_agree(
+    programs: Iterable[tuple[object, Callable[[torch.dtype], Program]]], dtype: torch.dtype, mode: str
+) -> None:
+    """Fail with each of the programs that differs, by its name, and how."""
+    failures = [f"{name}: {text}" for name, make in programs if (text := check(make, dtype, mode))]
+    assert not failures, "\n".join(failures)

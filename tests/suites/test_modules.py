@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from .compare import check
+from .compare import assert_all_agree
 from .modules import names, run, variants
 
 NAMES = names()
@@ -23,12 +23,8 @@ MOST = 3  # variants of one module in `make test`, spread over all: one loss has
 
 def _agree(name: str, dtype: torch.dtype, mode: str, training: bool, most: int = 10_000) -> None:
     chosen = variants(name, dtype, training)
-    failures = [
-        f"{variant}: {text}"
-        for variant in chosen[:: -(-len(chosen) // most) or 1]
-        if (text := check(lambda d, v=variant: run(v, d, training), dtype, mode))  # type: ignore[misc]
-    ]
-    assert not failures, "\n".join(failures)
+    some = chosen[:: -(-len(chosen) // most) or 1]
+    assert_all_agree([(v, lambda d, v=v: run(v, d, training)) for v in some], dtype, mode)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", NAMES)

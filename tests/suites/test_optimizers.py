@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import optim
 
-from .compare import check
+from .compare import assert_all_agree
 from .optimizers import OPTIMIZERS, options, run
 
 SPARSE = [name for name, info in OPTIMIZERS.items() if info.supports_sparse or info.only_supports_sparse_grads]
@@ -17,12 +17,8 @@ DENSE = [name for name, info in OPTIMIZERS.items() if not info.only_supports_spa
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, sparse: bool = False) -> None:
-    failures = [
-        f"{given.kwargs}: {text}"
-        for given in options(name, dtype)
-        if (text := check(lambda d, g=given: run(name, g, d, sparse), dtype, mode))  # type: ignore[misc]
-    ]
-    assert not failures, "\n".join(failures)
+    programs = [(g.kwargs, lambda d, g=g: run(name, g, d, sparse)) for g in options(name, dtype)]
+    assert_all_agree(programs, dtype, mode)  # type: ignore[arg-type]
 
 
 # LBFGS decides by curvatures, which float32 knows to three digits here: in float64 alone it takes one way.
