@@ -19,7 +19,6 @@ from . import run
 from .buffers import LOCK
 from .pace import Turn
 from .reasons import Reason
-from .scratch import SCRATCH
 from .stream import STREAMS
 
 if TYPE_CHECKING:
@@ -43,9 +42,7 @@ def turned(door: FrontDoor, turn: Turn) -> None:
     rest = stream.pace.rest(turn)
     if rest or _rests(door):
         with LOCK:
-            run.settle_all(Reason(stream.spell.code if stream.spell.left else "region.native"))
-            run.wait()
-            SCRATCH.forget()
+            run.hand_over(Reason(stream.spell.code if stream.spell.left else "region.native"))
             door.step_aside(turn, rest)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from jaxlib import xla_client
 
+from fused_eager.fusion_rules.spec import TORCH_DTYPE
+
 from .bounded import Bounded
 
 Home = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a storage's dense value
@@ -24,6 +26,11 @@ MAX_DIMS = 64
 def nbytes_of(home: Home) -> int:
     """The bytes of a value."""
     return math.prod(home[1]) * home[0].itemsize
+
+
+def home_of(array: Any) -> Home:
+    """The dtype and shape of a JAX array."""
+    return TORCH_DTYPE[array.dtype], tuple(array.shape)
 
 
 class _ManagedTensor(ctypes.Structure):

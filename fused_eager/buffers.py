@@ -18,10 +18,10 @@ import torch
 import torch.utils.dlpack
 from jaxlib import xla_client
 
-from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE, contiguous_strides
+from fused_eager.fusion_rules.spec import JAX_DTYPE, contiguous_strides
 
 from . import trap
-from .borrow import Home
+from .borrow import Home, home_of
 from .scratch import SCRATCH
 from .trap import storage_of, swap_memory
 
@@ -139,11 +139,6 @@ def to_array(t: torch.Tensor, device: Any) -> jax.Array:
 def to_tensor(array: jax.Array) -> torch.Tensor:
     """A JAX array as a tensor over the same memory. Waits until the array is computed."""
     return _from_capsule(_export(array, stream=None))
-
-
-def home_of(array: jax.Array) -> Home:
-    """The dtype and shape of a value on the device."""
-    return TORCH_DTYPE[array.dtype], tuple(array.shape)
 
 
 COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own

@@ -93,10 +93,9 @@ class Keeper:
         known = self.loaded.get(key.digest)
         if known is not None:
             return known
-        outputs = [homes[v] for v in region.outputs]
         found = self._fetch(key, name, progress)
         if isinstance(found, Entry):
-            loaded = self._load(found, outputs, name, region, wanted(region, homes))
+            loaded = self._load(found, homes, name, region)
             if loaded is not None:
                 self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
                 return loaded
@@ -147,12 +146,10 @@ class Keeper:
             )
         return found if isinstance(found, (Entry, Lead)) else None
 
-    def _load(
-        self, entry: Entry, outputs: list[Home], name: str, region: Region, scratch: tuple[Home, ...]
-    ) -> Executable | None:
+    def _load(self, entry: Entry, homes: Mapping[int, Home], name: str, region: Region) -> Executable | None:
         began = time.perf_counter()
         try:
-            loaded = from_blobs(entry.blobs, outputs, name, scratch)
+            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, wanted(region, homes))
         except Unloadable as why:
             LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
             return None

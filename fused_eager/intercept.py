@@ -23,7 +23,6 @@ from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Steady, Turn
 from .reasons import Reason
-from .scratch import SCRATCH
 from .stream import Stream
 
 _modes_below = torch._C._len_torch_dispatch_stack
@@ -279,10 +278,7 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
     first = (id(func), *[a.shape for a in args if isinstance(a, torch.Tensor)])
     if stream.pace.begin(site.here(), first) and stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
-        run.settle_all(Reason("region.native"), only=stream)
-        run.wait()
-        with LOCK:
-            SCRATCH.forget()
+        run.hand_over(Reason("region.native"), only=stream)
 
 
 def stepped(door: FrontDoor) -> None:

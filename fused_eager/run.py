@@ -347,4 +347,11 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
         raise errors[0]
 
 
-__all__ = ["BACKLOG", "flush", "host_device", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]
+def hand_over(reason: Reason, only: Stream | None = None) -> None:
+    """ATen goes on alone: bind everything, as `settle_all` does, and keep no memory for regions to come."""
+    settle_all(reason, only)
+    with LOCK:
+        SCRATCH.forget()
+
+
+__all__ = ["BACKLOG", "flush", "hand_over", "host_device", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

@@ -26,9 +26,9 @@ import torch
 from jaxlib import xla_client
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
+from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from .borrow import Home, nbytes_of
+from .borrow import Home, home_of, nbytes_of
 from .events import LOG
 
 if TYPE_CHECKING:
@@ -64,10 +64,13 @@ class Held:
         self.array = array
         self.storage = storage
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether that storage still lives."""
+        return self.storage is not None and not self.storage.expired()
+
     def is_free(self) -> bool:
         """Whether nothing refers to the memory but this: to be written over without waiting for anybody."""
-        if self.storage is not None and not self.storage.expired():
-            return False
         # The slot's reference and the call's argument.
         if sys.getrefcount(self.array) > 2 or self.array.is_deleted() or not self.array.is_ready():
             return False
@@ -106,14 +109,14 @@ class Scratch:
         if held:
             _collect()  # what a dying tensor let go of
         for each in held:
-            if each.storage is not None and not each.storage.expired():
+            if each.is_lent:
                 self.lent.append(each)
             else:
                 self._give(each)
 
     def _give(self, held: Held) -> None:
         if held.is_free():
-            self.free[TORCH_DTYPE[held.array.dtype], tuple(held.array.shape)].append(held)
+            self.free[home_of(held.array)].append(held)
 
     def take(self, home: Home) -> jax.Array:
         """Memory for one result, to be donated at once."""
