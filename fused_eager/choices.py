@@ -21,7 +21,7 @@ from . import surroundings
 from .caching import Keeper, keeper
 from .config import Config
 from .events import LOG
-from .pace import FACTOR, FLUSHES, Choice, Pieces, Place, Ran, Stretch
+from .pace import FACTOR, FLUSHES, Choice, Pieces, Place, Ran, Stretch, is_worth
 
 FORMAT = 1  # of the blob and of what a key says about a stretch; part of every key
 BLOB = "choice"
@@ -68,7 +68,7 @@ def from_bytes(data: bytes) -> Choice:
     fused, native = form["fused_s"], form["native_s"]
     if type(form["native"]) is not bool or not (_is_time(fused) and _is_time(native)):
         raise Absurd("native is no boolean, or a time is no positive number")
-    if form["native"] and native >= fused:
+    if form["native"] and is_worth(fused, native):
         raise Absurd("native, with times that say the opposite")
     return Choice(form["native"], float(fused), float(native))
 

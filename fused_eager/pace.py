@@ -5,8 +5,9 @@ time goes into products that both compute alike, may run faster natively. The ti
 values (`loss.item()`) is what the program's user waits for, whichever way its ops ran. A few such stretches are timed
 fused, a few natively, and the faster way is kept; now and then the other one gets another chance. Stretches are known
 by the line of the read before them (or of the optimizer step, where nothing is read) and by the first op that comes,
-its line and the shapes it takes. Stretches in which something was compiled, or run for the first time, do not count.
-Where a stretch suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
+its line and the shapes it takes; the first one in a context goes the way of the last that began with the same op.
+Stretches in which something was compiled, or run for the first time, do not count. Where a stretch suddenly takes
+twice as long, or half, it is another one than it was: both ways are measured again.
 
 What was chosen is owed to the compile cache, and what another process chose may be offered by it (`choices`): it is
 then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
@@ -28,7 +29,9 @@ from .site import describe
 
 SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
 MOST = 4 * SAMPLES  # and no more, where they end here and there
-GAIN = 0.95  # native has to take less than this part of the fused time
+# Fused has to take less than this part of the native time: it also takes memory, and what the program holds goes to
+# other memory after a context is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
+WORTH = 0.9
 CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
 # Stretches until the other way is tried again: after a close call, after any other; then doubled each time.
 SOON, AGAIN, LONGEST = 64, 256, 16_384
@@ -92,6 +95,11 @@ class Times:
         """Begin again."""
         self.by_end.clear()
         self.count = 0
+
+
+def is_worth(fused: float, native: float) -> bool:
+    """Whether what runs so fast fused should."""
+    return fused < WORTH * native
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ class Stretch:
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
         fused, native = (min(times.of(self.end), default=0.0) for times in (self.fused, self.native))
-        choice = Choice(bool(native) and native < GAIN * fused, fused, native)
+        choice = Choice(bool(native) and not is_worth(fused, native), fused, native)
         if fused and native:
             self.owed.append((self.ran.get(self.end, ()), self.end, choice))
         return self._settle_on(choice, remembered=False)
@@ -188,7 +196,14 @@ class Stretch:
 
 # What has been measured, and where a program reads: for all contexts of the process.
 STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
+ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
 BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
+
+
+def forget() -> None:
+    """As if the process had just started."""
+    for table in (STRETCHES, ALIKE, BOUNDARIES):
+        table.clear()
 
 
 @dataclass
@@ -236,10 +251,14 @@ class Pace:
         Returns:
             Whether the way in which ops run has changed.
         """
-        key = (self.after, place, first)
-        stretch = STRETCHES.get(key)
-        if stretch is None:
-            stretch = STRETCHES[key] = Stretch(place)
+        if self.after is None:  # entering the context is a part of it, so there is nothing to measure
+            stretch = ALIKE.get((place, first)) or Stretch(place)
+        else:
+            key = (self.after, place, first)
+            stretch = STRETCHES.get(key)
+            if stretch is None:
+                stretch = STRETCHES[key] = Stretch(place)
+            ALIKE[place, first] = stretch
         before, self.native = self.native, stretch.wants_native()
         self.running, self.waiting = stretch, False
         return self.native is not before

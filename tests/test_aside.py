@@ -24,8 +24,7 @@ from tests.streams import stable_shapes
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
-    monkeypatch.setattr(pace, "BOUNDARIES", pace.Bounded(8))
+    pace.forget()
     monkeypatch.setattr(pace, "FACTOR", math.inf)  # on a busy machine any stretch may take twice as long
 
 

@@ -28,9 +28,8 @@ KEYS = generate("ed25519")
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
-    monkeypatch.setattr(pace, "BOUNDARIES", pace.Bounded(8))
+def nothing_known() -> None:
+    pace.forget()
 
 
 def process(
@@ -38,8 +37,7 @@ def process(
 ) -> tuple[list[bool], list[dict[str, Any]], list[str]]:
     """What `paced` did in a process that knows only the cache in `folder`: its ways, its choices, and what became of
     the questions and answers."""
-    pace.STRETCHES.clear()
-    pace.BOUNDARIES.clear()
+    pace.forget()
     with events("pace", "cache-choice") as seen:
         ways, _ = run(program, folder, **{"native": "measured", **options})
     told = [e.data for e in seen if e.kind == "pace"]

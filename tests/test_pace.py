@@ -17,9 +17,8 @@ READ, OTHER = (HERE, 1), (THERE, 2)
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "STRETCHES", pace.Bounded(8))
-    monkeypatch.setattr(pace, "BOUNDARIES", pace.Bounded(8))
+def nothing_known() -> None:
+    pace.forget()
 
 
 class Clock:
@@ -50,9 +49,23 @@ def test_the_faster_way_is_kept_after_a_few_of_each(monkeypatch: pytest.MonkeyPa
     assert ran == [False] * SAMPLES + [True] * (AGAIN - SAMPLES)
 
 
-def test_native_has_to_be_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = ways(Clock(monkeypatch), fused=1.0, native=0.96, stretches=SOON)
-    assert ran == [False] * SAMPLES + [True] * SAMPLES + [False] * (SOON - 2 * SAMPLES)
+@pytest.mark.parametrize(("fused", "native"), [(0.91, True), (0.89, False)])
+def test_fused_has_to_be_clearly_faster(fused: float, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = ways(Clock(monkeypatch), fused=fused, native=1.0, stretches=SOON)
+    assert ran == [False] * SAMPLES + [True] * SAMPLES + [native] * (SOON - 2 * SAMPLES)
+
+
+def test_the_first_stretch_of_a_context_goes_the_way_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no read before it, and is not timed: entering the context is a part of it."""
+    clock = Clock(monkeypatch)
+    ways(clock, fused=2.0, native=1.0, stretches=2 * SAMPLES)
+    for first, native in (("op", True), ("other", False)):
+        entering = Pace()
+        entering.begin(READ, first)
+        assert entering.native is native
+        clock.now += 100.0
+        entering.passed(READ, True)
+    assert all(ways(clock, fused=2.0, native=1.0, stretches=3))
 
 
 def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
