@@ -134,6 +134,25 @@ def add_to(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return torch.zeros(9)
 
 
+@pytest.mark.parametrize("mode", ["debug", "strict", "fused"])
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "mkldnn", "meta", "nested"])
+def test_an_operand_that_has_no_strides_is_noticed(kind: str, mode: str) -> None:
+    """Where a dense one came last time."""
+    x = torch.arange(12.0).reshape(3, 4)
+    other: torch.Tensor = {
+        "coo": x.to_sparse, "csr": x.to_sparse_csr, "csc": x.to_sparse_csc, "mkldnn": x.to_mkldnn,
+        "meta": functools.partial(x.to, "meta"), "nested": functools.partial(torch.nested.nested_tensor, [x]),
+    }[kind]()  # fmt: skip
+    with fused_eager(mode=mode):
+        for a in (x, x, other, x):
+            y = a * 3.0
+            assert (y.layout, y.device, y.is_nested) == (a.layout, a.device, a.is_nested)
+            if a is x:
+                assert torch.equal(y, x.clone().mul_(3.0))
+            elif kind not in ("meta", "nested"):
+                assert torch.equal(y.to_dense(), x.clone().mul_(3.0))
+
+
 def test_writes_that_overlap_only_sometimes() -> None:
     def body(i: int) -> torch.Tensor:
         x = torch.arange(10.0) * 1.0
