@@ -255,10 +255,8 @@ class Pace:
             stretch = ALIKE.get((place, first)) or Stretch(place)
         else:
             key = (self.after, place, first)
-            stretch = STRETCHES.get(key)
-            if stretch is None:
-                stretch = STRETCHES[key] = Stretch(place)
-            ALIKE[place, first] = stretch
+            stretch = STRETCHES.get(key) or Stretch(place)
+            STRETCHES[key] = ALIKE[place, first] = stretch
         before, self.native = self.native, stretch.wants_native()
         self.running, self.waiting = stretch, False
         return self.native is not before
