@@ -18,6 +18,7 @@ from .axes import (
     keep_axes,
     moments,
     quotient,
+    sum_over,
     total,
     upcast,
 )
@@ -47,14 +48,14 @@ def _summands(cx: Context, x: Any, dtype: Any) -> Any:
 @rule(["sum.default", "sum.dim_IntList"], OpClass.REDUCTION)
 def sum_(cx: Context, self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     x = _summands(cx, self, dtype)
-    reduce = lax.reduce_or if kind(x) == "b" else lax.reduce_sum
+    reduce = lax.reduce_or if kind(x) == "b" else sum_over
     return _shaped(cx, reduce(x, axes_of(dim, self.ndim)))
 
 
 @rule("nansum.default", OpClass.REDUCTION)
 def nansum(cx: Context, self: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     x = _summands(cx, self, dtype)
-    return _shaped(cx, lax.reduce_sum(where(isnan(x), 0, x), axes_of(dim, self.ndim)))
+    return _shaped(cx, sum_over(where(isnan(x), 0, x), axes_of(dim, self.ndim)))
 
 
 @rule(["mean.default", "mean.dim"], OpClass.REDUCTION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from .edges import assert_agrees
 from .errors import assert_same, eager, lowered
 from .harness import LoweringCheck, sweep
 
@@ -30,6 +31,15 @@ def test_corpus(names: list[str], dtypes: list[torch.dtype]) -> None:
 
 def check() -> LoweringCheck:
     return LoweringCheck()
+
+
+@pytest.mark.parametrize("shape", [(5, 5, 10), (31, 31), (2, 16, 3, 7, 8), (31, 31, 31), (32, 32), (7, 31, 3)], ids=str)
+def test_sums_of_equal_numbers_along_several_axes(shape: tuple[int, ...]) -> None:
+    """One after another, every addition would be rounded the same way."""
+    x = torch.full(shape, 0.2)
+    for dim in (tuple(range(x.ndim)), (0, x.ndim - 1)):
+        for op in (A.sum.dim_IntList, A.mean.dim, A.nansum.default):
+            assert_agrees(op, x, dim, rtol=1.3e-6, atol=0.0)
 
 
 def test_sums_accumulate_and_convert_as_torch_does() -> None:
