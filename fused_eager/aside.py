@@ -8,22 +8,17 @@ outermost module. At a turn the front door may step aside, and so many turns of 
 
 from __future__ import annotations
 
-import functools
-import threading
 import weakref
-from typing import TYPE_CHECKING, Any
-
-from torch.nn.modules.module import register_module_forward_pre_hook
+from typing import TYPE_CHECKING
 
 from . import run
 from .buffers import LOCK
+from .outermost import Calls
 from .pace import Turn
 from .reasons import Reason
 from .stream import STREAMS
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from .intercept import FrontDoor
 
 READS = 2  # values that are read without another kind of turn until calls of modules are looked at
@@ -50,36 +45,19 @@ def read(door: FrontDoor) -> None:
     """A value was read, by an op: if no turn comes that is known of, look for one among the calls of modules."""
     door.reads += 1
     if door.reads > READS and door.calls is None and (_rests(door) or door.stream.pace.chose_native):
-        door.calls = Calls(door)
+        found = weakref.ref(door)
+        door.calls = Calls(lambda: _called(found()))
 
 
-class Calls:
-    """Calls of the module that is called first from now on, as turns."""
-
-    def __init__(self, door: FrontDoor):
-        self._outermost: weakref.ref[Module] | None = None
-        self._hook = register_module_forward_pre_hook(functools.partial(self._called, weakref.ref(door)))
-
-    def _called(self, door: weakref.ref[FrontDoor], module: Module, args: Any) -> None:
-        found = door()
-        if found is None:
-            self.forget()
-            return
-        if threading.get_ident() != found.stream.thread:
-            return
-        outermost = self._outermost and self._outermost()
-        if outermost is None:
-            self._outermost = weakref.ref(module)
-        elif outermost is not module:
-            return
-        turned(found, "call")
-        if not (found.aside or _rests(found) or found.stream.pace.chose_native):
-            self.forget()
-            found.calls = None
-
-    def forget(self) -> None:
-        """Look at calls no more."""
-        self._hook.remove()
+def _called(door: FrontDoor | None) -> bool:
+    """A turn of calls has come. Returns whether the next one is of interest too."""
+    if door is None:
+        return False
+    turned(door, "call")
+    if door.aside or _rests(door) or door.stream.pace.chose_native:
+        return True
+    door.calls = None
+    return False
 
 
 def _rests(door: FrontDoor) -> bool:

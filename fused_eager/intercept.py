@@ -15,12 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, native, quiet, record, run, site
-from .aside import Calls, read, turned
+from .aside import read, turned
 from .buffers import LOCK
 from .config import Config
 from .events import LOG
 from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from .outermost import Calls
 from .pace import Steady, Turn
 from .reasons import Reason
 from .stream import Stream
