@@ -13,7 +13,7 @@ import jax
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from . import telling
+from . import row_blocks, telling
 from .bounded import Bounded
 from .buffers import Home
 from .executable import Executable, Made, RunCheck, device, direct
@@ -84,7 +84,7 @@ def _load_or_compile(
         with _LOCK, waiting(f"compiling {name}", progress):
             telling.compiling(name)
             made = build(nodes, region, homes, bounds, name)
-        telling.compiled(nodes, region, homes, bounds, name, made.executable.seconds, made.tracing)
+        telling.compiled(nodes, region, homes, bounds, made)
         return made
 
     if keeper is None:
@@ -110,8 +110,10 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         scratch = wanted(region, homes)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
-        jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
-        lowered = jitted.lower(*avals)
+        traced, blocks = function, ""
+        if row_blocks.may_gain(avals):
+            traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
+        lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
         tracing = time.perf_counter() - started
         compiled = lowered.compile()
     seconds = time.perf_counter() - started
@@ -119,7 +121,7 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
     call = direct(compiled.runtime_executable(), outputs, len(checks), scratch)
-    return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing)
+    return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing, blocks)
 
 
 def _without_lines() -> AbstractContextManager[object]:

@@ -53,12 +53,14 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A fresh compilation: the executable, JAX's two objects from which bytes can be made, and the seconds in JAX."""
+    """A fresh compilation: the executable, JAX's two objects from which bytes can be made, the seconds in JAX, and how
+    its rows were cut into blocks, in words."""
 
     executable: Executable
     lowered: Any
     compiled: Any
     tracing: float
+    blocks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

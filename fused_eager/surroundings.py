@@ -23,7 +23,7 @@ from fused_eager import fusion_rules
 from fused_eager.cache import Origin, Unencodable
 from fused_eager.fusion_rules.precision import switches
 
-from . import canonical, executable, forms, lower, scratch
+from . import canonical, executable, forms, lower, row_blocks, scratch, straight_line
 from . import compile as compiling
 
 # JAX's options that change what is traced or how XLA compiles it.
@@ -60,7 +60,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     folder = Path(fusion_rules.__file__).parent
-    modules = (lower, canonical, forms, executable, compiling, scratch)
+    modules = (lower, canonical, forms, executable, compiling, row_blocks, scratch, straight_line)
     files = [*folder.glob("*.py"), *(Path(m.__file__ or "") for m in modules)]
     total = hashlib.sha256(b"fused-eager/lowering/1\0")
     try:

@@ -27,7 +27,7 @@ from .site import UNKNOWN, Site, caller, describe, is_internal
 from .stream import Node
 
 if TYPE_CHECKING:
-    from .executable import Executable
+    from .executable import Executable, Made
     from .run import Execution
 
 now = time.perf_counter
@@ -210,11 +210,10 @@ def compiled(
     region: Region,
     homes: Mapping[int, Home],
     flags: object,
-    name: str,
-    seconds: float,
-    tracing: float,
+    made: Made,
 ) -> None:
-    """A region was compiled: `seconds` in all, `tracing` of them in JAX before XLA."""
+    """A region was compiled."""
+    name, seconds = made.executable.name, made.executable.seconds
     cause = causes.MEMORY.cause(causes.of(nodes, region, homes, flags))
     waited = not background.is_own_thread()
     _thread.compiled += seconds
@@ -224,7 +223,8 @@ def compiled(
         region=name,
         ops=len(region.nodes),
         seconds=seconds,
-        tracing=tracing,
+        tracing=made.tracing,
+        blocks=made.blocks,
         waited=waited,
         inputs=len(region.inputs),
         outputs=len(region.outputs),

@@ -13,7 +13,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager, hotness, load, opinfo, scratch
+from fused_eager import fused_eager, hotness, load, opinfo, row_blocks, scratch
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
@@ -91,6 +91,9 @@ def events(*kinds: str) -> Iterator[list[Event]]:
         LOG.sinks.remove(take)
 
 
+BLOCKS_OF_ALL_SIZES = {"LARGE": 1, "BLOCK": 100, "SMALLEST": 1, "FEWEST": 2}
+
+
 @contextmanager
 def all_results_large() -> Iterator[None]:
     """In the body results of all sizes go to scratch memory. Executables that were made otherwise are forgotten."""
@@ -99,6 +102,17 @@ def all_results_large() -> Iterator[None]:
         m.setattr(scratch, "LARGE", 1)
         yield
     scratch.SCRATCH.forget()
+    load.forget()
+
+
+@contextmanager
+def all_rows_in_blocks() -> Iterator[None]:
+    """In the body regions with rows of all sizes are cut into blocks of two or more, where that can be."""
+    load.forget()
+    with pytest.MonkeyPatch.context() as m:
+        for name, value in BLOCKS_OF_ALL_SIZES.items():
+            m.setattr(row_blocks, name, value)
+        yield
     load.forget()
 
 

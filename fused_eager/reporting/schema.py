@@ -161,6 +161,7 @@ KINDS: dict[str, Kind] = {
                 Field("ops", "integer", "its ops"),
                 Field("seconds", "number", "how long in all"),
                 Field("tracing", "number", "seconds of them in JAX, before XLA"),
+                Field("blocks", "text", "into what its rows are cut to stay in the cache; empty if they are not"),
                 Field("waited", "boolean", "whether the program waited for it, or went on"),
                 Field("inputs", "integer", "values it takes"),
                 Field("outputs", "integer", "values it hands out"),

@@ -10,7 +10,8 @@ from collections import Counter
 
 import torch
 
-from fused_eager import scratch, trace
+from fused_eager import row_blocks, scratch, trace
+from tests.streams import BLOCKS_OF_ALL_SIZES
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -35,9 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", default="fused", help="comma-separated")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
+    parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
     args = parser.parse_args(argv)
     if args.scratch:
         scratch.LARGE = 1
+    if args.blocks:
+        vars(row_blocks).update(BLOCKS_OF_ALL_SIZES)
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     started = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
 from fused_eager import trace
-from tests.streams import all_results_large, events
+from tests.streams import all_results_large, all_rows_in_blocks, events
 
 from . import functions
 from .__main__ import one
@@ -24,11 +24,12 @@ from .generate import Program, generate
 FRESH = random.SystemRandom().randrange(10**9)
 
 
-@pytest.fixture(params=[False, True], ids=["", "scratch"])
+@pytest.fixture(params=["", "scratch", "blocks"])
 def options(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How to run the command that repeats a failure: with results of all sizes in memory that is used again, or not."""
-    with all_results_large() if request.param else contextlib.nullcontext():
-        yield "--programs 1" + " --scratch" * request.param
+    """How to run the command that repeats a failure: as users do, or with what is for large values done for all."""
+    made = {"": contextlib.nullcontext, "scratch": all_results_large, "blocks": all_rows_in_blocks}
+    with made[request.param]():
+        yield f"--programs 1{' --' * bool(request.param)}{request.param}"
 
 
 @pytest.mark.parametrize("part", range(3))

@@ -1,0 +1,104 @@
+"""Straight lines: a traced function as the primitives that it applies, in order, without the calls between them.
+
+JAX traces a function of its own library as a call, and what one op writes to its home and the next reads from it as two
+changes of shape. Neither is left here, so that what becomes of a value can be followed from its first axis to its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
+          "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One primitive applied to values, by number."""
+
+    eqn: Any
+    inputs: tuple[Any, ...]  # numbers of values, or literals
+    outputs: tuple[int, ...]
+    shape: tuple[int, ...]  # of the outputs
+
+
+@dataclass
+class Program:
+    """A traced function without calls: its steps in order; values are numbers."""
+
+    steps: list[Step] = field(default_factory=list)
+    avals: list[Any] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    shaped: dict[int, Any] = field(default_factory=dict)  # values that are another one, of another shape
+
+    def add(self, aval: Any) -> int:
+        """A new value."""
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def apply(self, eqn: Any, inputs: Sequence[Any]) -> list[int]:
+        """The new values that a primitive computes."""
+        if eqn.primitive.name == "optimization_barrier" and len(inputs) > 1:
+            # What it holds together here need not be together: one for each, some by rows.
+            pairs = zip(inputs, eqn.outvars, strict=True)
+            return [value for v, out in pairs for value in self._step(eqn, [v], [out])]
+        return self._step(eqn, inputs, eqn.outvars)
+
+    def _step(self, eqn: Any, inputs: Sequence[Any], outvars: Sequence[Any]) -> list[int]:
+        outputs = [self.add(v.aval) for v in outvars]
+        self.steps.append(Step(eqn, tuple(inputs), tuple(outputs), tuple(outvars[0].aval.shape) if outvars else ()))
+        return outputs
+
+
+def flatten(closed: ClosedJaxpr) -> Program:
+    """The steps of a traced function, those of the functions it calls in their places, those nobody needs left out."""
+    program = Program()
+    program.inputs = [program.add(v.aval) for v in closed.jaxpr.invars]
+    program.outputs = _inline(program, closed.jaxpr, closed.consts, program.inputs)
+    needed = {v for v in program.outputs if type(v) is int}
+    kept = []
+    for step in reversed(program.steps):
+        if needed & set(step.outputs) or step.eqn.effects:
+            needed.update(v for v in step.inputs if type(v) is int)
+            kept.append(step)
+    program.steps = kept[::-1]
+    return program
+
+
+def _only_reshapes(eqn: Any) -> bool:
+    return eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None and len(eqn.invars) == 1
+
+
+def _inline(program: Program, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    names: dict[Var, Any] = dict(zip(jaxpr.invars, inputs, strict=True))  # of values; one may have several
+    for var, value in zip(jaxpr.constvars, consts, strict=True):
+        names[var] = program.add(var.aval)
+        program.constants[names[var]] = value
+
+    def named(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else names[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [named(a) for a in eqn.invars]
+        if _only_reshapes(eqn) and type(given[0]) is int:
+            # From what it was before it was flat: what one op writes, and the next reads, keeps its rows.
+            given = [program.shaped.get(given[0], given[0])]
+            if program.avals[given[0]].shape == eqn.outvars[0].aval.shape:
+                names[eqn.outvars[0]] = given[0]
+                continue
+        inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+        if inner is None:
+            outputs: Sequence[Any] = program.apply(eqn, given)
+            if _only_reshapes(eqn) and type(given[0]) is int:
+                program.shaped[outputs[0]] = given[0]
+        else:
+            closed = inner if hasattr(inner, "consts") else ClosedJaxpr(inner, ())
+            outputs = _inline(program, closed.jaxpr, closed.consts, given)
+        names.update(zip(eqn.outvars, outputs, strict=True))
+    return [named(a) for a in jaxpr.outvars]

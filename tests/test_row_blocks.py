@@ -1,0 +1,245 @@
+"""Row blocks: what depends on its own row alone is found, and computed block by block to the same values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from jax import lax
+
+from fused_eager import fused_eager, row_blocks, sync
+from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
+from fused_eager.straight_line import flatten
+from tests.streams import all_rows_in_blocks, events
+
+Arrays = tuple[np.ndarray, ...]
+X = np.random.default_rng(0).standard_normal((6, 8, 5), np.float32)
+ROW, PLACE, BATCH = X[0, 0], X[0], X[:, :1]
+
+
+FOURS = "48 rows, 4 at a time"
+
+
+@pytest.fixture(autouse=True)
+def all_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(row_blocks, "_cores", lambda: 1)
+    with all_rows_in_blocks():
+        yield
+
+
+def in_parts(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int, ...] = ()) -> tuple[list[Any], str]:
+    """What a function returns when it is computed in blocks, and into which."""
+    with jax.enable_x64(True):
+        made, told = in_blocks(jax.make_jaxpr(function)(*arrays), spare)
+        copies = [jnp.array(a) for a in arrays]
+        return [np.asarray(a) for a in jax.jit(made, donate_argnums=spare)(*copies)], told
+
+
+def agree(function: Callable[..., Any], *arrays: np.ndarray, blocks: str, spare: tuple[int, ...] = ()) -> None:
+    """In blocks a function gives what it gives as it is."""
+    with jax.enable_x64(True):
+        wanted = jax.tree.leaves(jax.jit(function)(*arrays))
+    got, told = in_parts(function, *arrays, spare=spare)
+    assert told == blocks
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, np.asarray(b), rtol=2e-6, atol=2e-6)
+
+
+def normal(x: Any) -> Any:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
+
+
+# ---- what is found -----------------------------------------------------------------------------------------------
+
+
+IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
+    "a normalization": (normal, (X,)),
+    "softmax": (lambda x: jax.nn.softmax(x, -1), (X,)),
+    "and what is computed from it": (lambda x: jnp.tanh(normal(x) * 2) + x, (X,)),
+    "a weight for each column": (lambda x, w: normal(x) * w + w, (X, ROW)),
+    "a value for each place": (lambda x, p: normal(x + p), (X, PLACE)),
+    "a value for each place, spread by hand": (
+        lambda x, p: normal(x + lax.broadcast_in_dim(p, x.shape, (1, 2))), (X, PLACE),
+    ),
+    "a value for each batch": (lambda x, b: normal(x * b), (X, BATCH)),
+    "one that is not a row's": (lambda x, s: normal(x) * s, (X, np.float32(3))),
+    "several results": (lambda x: (normal(x), x.max(-1), x.argmax(-1), normal(x).sum(-1)), (X,)),
+    "sums over all rows": (
+        lambda x: (normal(x), normal(x).sum((0, 1)), normal(x).max(), normal(x).min((0, 1, 2))), (X,),
+    ),
+    "a mask": (lambda x, m: jnp.where(m, normal(x), -jnp.inf), (X, X > 0)),
+    "scans and sorts along rows": (lambda x: (jnp.cumsum(normal(x), -1), jnp.sort(normal(x), -1)), (X,)),
+    "rows turned around, cut and filled": (
+        lambda x: jnp.pad(lax.rev(normal(x), (2,))[:, :, 1:4], ((0, 0), (0, 0), (1, 2))), (X,),
+    ),
+    "rows side by side": (lambda x: lax.concatenate([normal(x), x], 2), (X,)),
+    "columns by number": (lambda x: normal(x) * lax.broadcasted_iota(np.float32, x.shape, 2), (X,)),
+    "flat between two ops": (lambda x: jnp.exp(normal(x).reshape(-1).reshape(x.shape)).reshape(-1), (X,)),
+    "rows counted by one axis": (lambda x: normal(jnp.exp(normal(x).reshape(48, 5))), (X,)),
+    "rows of two axes": (lambda x: x - x.mean((1, 2), keepdims=True), (np.tile(X, (4, 1, 1)),)),
+    "integers": (lambda x: x - x.max(-1, keepdims=True), (np.arange(240).reshape(6, 8, 5),)),
+    "booleans": (lambda x: x & x.all(-1, keepdims=True), (X > -1,)),
+    "doubles": (normal, (X.astype(np.float64),)),
+}
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_what_depends_on_its_own_row_alone(name: str) -> None:
+    function, arrays = IN_BLOCKS[name]
+    _, told = in_parts(function, *arrays)
+    assert told
+    agree(function, *arrays, blocks=told)
+
+
+def test_blocks_are_as_large_as_the_cache_of_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_blocks, "BLOCK", 8 * 20)
+    for cores, block in ((1, 8), (3, 24)):
+        monkeypatch.setattr(row_blocks, "_cores", lambda cores=cores: cores)
+        agree(normal, X.reshape(48, 5), blocks=f"48 rows, {block} at a time")
+
+
+NOT_IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
+    "one loop as it is": (lambda x: jnp.tanh(x) * 2 + x, (X,)),
+    "a reduction that nothing is done with": (lambda x: x.sum(-1), (X,)),
+    "a statistic over all rows": (lambda x: (x - x.mean()) / x.std(), (X,)),
+    "a statistic over all rows of what is by rows": (lambda x: normal(x) - normal(x).mean(), (X,)),
+    "half types": (lambda x: normal(x), (X.astype(jnp.bfloat16),)),
+    "another axis": (lambda x: x - x.mean(0, keepdims=True), (X,)),
+    "nothing by rows": (lambda x: jnp.exp(x), (np.float32(1),)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_BLOCKS)
+def test_what_is_left_as_it_is(name: str) -> None:
+    function, arrays = NOT_IN_BLOCKS[name]
+    agree(function, *arrays, blocks="")
+
+
+def test_what_mixes_rows_comes_after_the_loop() -> None:
+    w = np.random.default_rng(1).standard_normal((5, 3), np.float32)
+    agree(lambda x, w: normal(x) @ w, X, w, blocks=FOURS)
+    agree(lambda x: normal(x)[::-1], X, blocks=FOURS)
+    agree(lambda x: normal(x).transpose(1, 0, 2), X, blocks=FOURS)
+
+
+def test_small_values_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_blocks, "LARGE", X.nbytes + 1)
+    agree(normal, X, blocks="")
+    assert not row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
+    monkeypatch.setattr(row_blocks, "LARGE", X.nbytes)
+    assert row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
+
+
+def test_a_number_of_rows_with_no_good_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row each would not be worth the turns."""
+    monkeypatch.setattr(row_blocks, "SMALLEST", 40)
+    agree(normal, X.reshape(48, 5)[:47], blocks="")
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_results_go_to_spare_memory() -> None:
+    def in_place(x: Any, other: Any) -> Any:
+        return normal(x), normal(x) * 2
+
+    agree(in_place, X, np.zeros(240, np.float32), blocks=FOURS, spare=(0, 1))
+    agree(lambda x: (normal(x), x.sum()), X, blocks=FOURS, spare=(0,))
+
+
+def test_memory_that_something_else_reads_is_not_written() -> None:
+    agree(lambda x: (normal(x), x.reshape(-1)[::-1]), X, blocks=FOURS, spare=(0,))
+
+
+def test_what_is_stored_is_what_it_was() -> None:
+    x = jnp.array([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3.0], jnp.float32)
+    stored = np.asarray(jax.jit(row_blocks._stored)(x))
+    assert stored.view(np.int32).tolist() == np.asarray(x).view(np.int32).tolist()
+
+
+# ---- how ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_around_the_loop() -> None:
+    def function(x: Any, w: Any) -> Any:
+        scale = jnp.exp(w)
+        return (normal(x) * scale).sum((0, 1)) + 1
+
+    program = flatten(jax.make_jaxpr(function)(X, ROW))
+    rows = next(candidates(program))
+    assert rows.sizes == (6, 8)
+    found = cut(program, rows)
+    assert "exp" in [s.eqn.primitive.name for s in found.before]
+    assert [s.eqn.primitive.name for s in found.partial] == ["reduce_sum"]
+    assert [s.eqn.primitive.name for s in found.after] == ["add"]
+    assert gains(program, found) and not found.exported
+    assert {program.avals[v].shape for v in spread(program, found)} == {(6, 8, 1)}
+
+
+def test_a_straight_line_has_no_calls_and_no_dead_steps() -> None:
+    def function(x: Any) -> Any:
+        jnp.sin(x)
+        return jax.nn.relu(jnp.where(x > 0, x, 0.0).reshape(-1).reshape(x.shape))
+
+    names = [s.eqn.primitive.name for s in flatten(jax.make_jaxpr(function)(X)).steps]
+    assert not {"jit", "pjit", "custom_jvp_call", "sin", "reshape"} & set(names) and "max" in names
+
+
+def test_a_blocked_function_is_one_loop() -> None:
+    made, _ = in_blocks(jax.make_jaxpr(normal)(X), ())
+    assert isinstance(made, Blocked)
+    text = jax.jit(made).lower(X).as_text()
+    assert text.count("stablehlo.while") == 1
+
+
+# ---- through the runtime -----------------------------------------------------------------------------------------
+
+
+def programs() -> dict[str, Callable[[], Any]]:
+    torch.manual_seed(0)
+    x, g, w = torch.randn(6, 8, 5), torch.randn(6, 8, 5), torch.randn(5)
+    labels = torch.randint(5, (48,))
+
+    def backward(f: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        out = f(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, g if out.shape == g.shape else None)
+        return [out.detach(), grad]
+
+    def in_place() -> torch.Tensor:
+        y = x * 2
+        y.copy_(F.softmax(y, -1))
+        return y.mul_(3)
+
+    return {
+        "layer norm, gelu, residual": lambda: x + F.gelu(F.layer_norm(x, (5,), w)),
+        "layer norm": lambda: F.layer_norm(x.view(-1, 5), (5,)).view(6, 8, 5) * 2,
+        "normalize": lambda: F.normalize(x, dim=-1),
+        "standard deviation": lambda: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True),
+        "in place": in_place,
+        "gradient of layer norm": lambda: backward(lambda t: F.layer_norm(t, (5,), w)),
+        "gradient of softmax": lambda: backward(lambda t: F.softmax(t, -1)),
+        "cross entropy": lambda: backward(lambda t: F.cross_entropy(t.view(48, 5), labels)),
+    }
+
+
+@pytest.mark.parametrize("name", programs())
+def test_programs_agree_with_eager(name: str) -> None:
+    program = programs()[name]
+    wanted = program()
+    with events("compile") as seen, fused_eager():
+        got = program()
+        sync()
+    torch.testing.assert_close(got, wanted)
+    told = {e.data["blocks"] for e in seen}
+    assert any(told) or name == "cross entropy", "gathering by label mixes rows"
