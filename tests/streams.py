@@ -112,6 +112,7 @@ def all_rows_in_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as m:
         for name, value in BLOCKS_OF_ALL_SIZES.items():
             m.setattr(row_blocks, name, value)
+        m.setattr(row_blocks, "threads", lambda: 1)
         yield
     load.forget()
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jax import lax
 
 from fused_eager import fused_eager, row_blocks, sync
-from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
+from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread, threads
 from fused_eager.straight_line import flatten
 from tests.streams import all_rows_in_blocks, events
 
@@ -28,8 +28,7 @@ FOURS = "48 rows, 4 at a time"
 
 
 @pytest.fixture(autouse=True)
-def all_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(row_blocks, "_cores", lambda: 1)
+def all_sizes() -> Iterator[None]:
     with all_rows_in_blocks():
         yield
 
@@ -101,11 +100,20 @@ def test_what_depends_on_its_own_row_alone(name: str) -> None:
     agree(function, *arrays, blocks=told)
 
 
-def test_blocks_are_as_large_as_the_cache_of_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_blocks, "BLOCK", 8 * 20)
-    for cores, block in ((1, 8), (3, 24)):
-        monkeypatch.setattr(row_blocks, "_cores", lambda cores=cores: cores)
+def test_blocks_fill_the_cache_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, block in ((9, 8), (30, 24), (1000, 48)):
+        monkeypatch.setattr(row_blocks, "BLOCK", rows * 20)
+        monkeypatch.setattr(row_blocks, "FEWEST", 1)
         agree(normal, X.reshape(48, 5), blocks=f"48 rows, {block} at a time")
+
+
+def test_with_more_than_one_thread_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = [jax.ShapeDtypeStruct(X.shape, X.dtype)]
+    assert row_blocks.may_gain(large)
+    for named, one in (("1", True), ("2", False)):
+        monkeypatch.setenv("NPROC", named)
+        monkeypatch.setattr(row_blocks, "threads", threads)
+        assert row_blocks.may_gain(large) is one
 
 
 NOT_IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.scratch:
         scratch.LARGE = 1
     if args.blocks:
-        vars(row_blocks).update(BLOCKS_OF_ALL_SIZES)
+        vars(row_blocks).update(BLOCKS_OF_ALL_SIZES, threads=lambda: 1)
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     started = time.perf_counter()
