@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,7 +81,7 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
     """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
     with _LOCK, _silence():
-        found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, tensors) else None
+        found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
         return found or _run(op, args, kwargs, tensors, _FAKE)
 
 
@@ -97,12 +97,15 @@ def _on_meta(
     return replace(found, fresh=tuple([replace(s, device=device) for s in found.fresh]))
 
 
-def _meta_suffices(op: OpOverload, tensors: list[torch.Tensor]) -> bool:
-    """Whether FakeTensor would do nothing else than run `op` on meta tensors.
+def _meta_suffices(op: OpOverload, args: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether FakeTensor would find nothing else than `op` on meta tensors.
 
     Some decompositions of torch's look at the device, but only for half types.
     """
-    if not tensors or not _is_common(op) or any(t.device != tensors[0].device for t in tensors):
+    if not tensors or any(t.device != tensors[0].device for t in tensors):
+        return False
+    suffices = _SUFFICES_IF.get(op._schema.name)
+    if not (suffices(args, tensors) if suffices else _is_common(op)):
         return False
     return all(t.dtype in _PLAIN for t in tensors)
 
@@ -110,6 +113,27 @@ def _meta_suffices(op: OpOverload, tensors: list[torch.Tensor]) -> bool:
 # What has other strides, or fewer outputs, on other devices than CPU. tests/test_infer.py compares all of op_db.
 _LOOKS_AT_DEVICE = ("_fft_", "linalg_", "batch_norm", "nonzero_static")
 _PLAIN = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+
+
+def _are_plainly_contiguous(args: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether there is no doubt that a convolution's results are contiguous."""
+    last = torch.channels_last
+    images = [t for t in tensors if t.ndim == 4]
+    return (
+        len(images) >= 2
+        and len({t.dtype for t in tensors}) == 1
+        and all(t.is_contiguous() and not t.is_contiguous(memory_format=last) for t in images)
+        and all(t.ndim in (1, 4) for t in tensors)
+    )
+
+
+# Those that FakeTensor, or a device, treats in a way of its own, and the calls for which that comes to the same.
+_SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
+    "aten::convolution": _are_plainly_contiguous,
+    "aten::convolution_backward": _are_plainly_contiguous,
+    "aten::native_batch_norm": lambda args, tensors: len(args) > 5 and args[5] is True,  # in training
+    "aten::native_batch_norm_backward": lambda args, tensors: True,
+}
 
 
 @functools.cache

@@ -134,7 +134,7 @@ class Both(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [t for t in leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
         plain = all(type(t) is torch.Tensor and t.layout == torch.strided for t in tensors)
-        if plain and info_of(func).kind is Kind.COMPUTE and module._meta_suffices(func, tensors):
+        if plain and info_of(func).kind is Kind.COMPUTE and module._meta_suffices(func, args, tensors):
             with module._LOCK, module._silence():
                 quick = module._on_meta(func, args, kwargs, tensors)
                 if quick is not None:
@@ -168,3 +168,42 @@ def test_meta_tensors_know_what_fake_tensors_know(quarter: int) -> None:
         differing += both.differing
     assert not differing, "\n".join(differing)
     assert asked > 200
+
+
+A = torch.ops.aten
+FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("of_image", FORMATS, ids=str)
+@pytest.mark.parametrize("of_weight", FORMATS, ids=str)
+def test_convolutions_and_batch_norm_in_all_formats(
+    kernel: int, of_image: torch.memory_format, of_weight: torch.memory_format
+) -> None:
+    """Where meta tensors are asked they say what ATen does, and they are where nothing is channels-last."""
+    x = torch.randn(2, 8, 6, 6).to(memory_format=of_image)
+    w = torch.randn(4, 8, kernel, kernel).to(memory_format=of_weight)
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    y = A.convolution(x, w, None, *how)
+    mean, v = torch.randn(8), torch.rand(8)
+    calls: list[tuple[torch._ops.OpOverload, tuple[object, ...]]] = [
+        (A.convolution.default, (x, w, None, *how)),
+        (A.convolution_backward.default, (y, x, w, None, *how, [True, True, False])),
+    ]
+    for training in (True, False):
+        saved = A.native_batch_norm(x, mean, mean, mean.clone(), v.clone(), training, 0.1, 1e-5)[1:]
+        calls.append((A.native_batch_norm.default, (x, mean, mean, mean, v, training, 0.1, 1e-5)))
+        calls.append((A.native_batch_norm_backward.default, (x, x, mean, mean, v, *saved, training, 1e-5, [True] * 3)))
+    asked = []
+    for op, args in calls:
+        tensors = [t for t in args if isinstance(t, torch.Tensor)]
+        found = module.infer(op, args, {}, tensors)
+        assert isinstance(found, Inferred)
+        real = op(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
+        outputs = [t for t in leaves([real]) if isinstance(t, torch.Tensor)]
+        for spec, t in zip(found.fresh, outputs, strict=True):
+            assert spec.shape == tuple(t.shape)
+            assert all(a == b for n, a, b in zip(t.shape, spec.strides, t.stride(), strict=True) if n > 1)
+        asked.append(module._meta_suffices(op, args, tensors))
+    plain = kernel == 3 and of_image is of_weight is torch.contiguous_format
+    assert asked == [plain, plain, True, True, False, True]
