@@ -122,8 +122,29 @@ _BERNOULLI = tuple(
 )
 
 
+FAR = -32.0  # terms between there and zero: as many turns of a loop over all elements
+
+
 def zeta(x: Any, q: Any) -> Any:
-    """Hurwitz's zeta, the sum of (q + k)^-x: terms until q + k > 9, then Euler and Maclaurin.
+    """Hurwitz's zeta, the sum of (q + k)^-x.
+
+    Far left of zero, where x has to be whole, the terms before zero are those of the positive sum that begins at q's
+    distance from a whole number, but for the end of that sum.
+    """
+
+    def mirrored(x: Any, q: Any) -> Any:
+        far = (q < FAR) & (q != lax.floor(q))
+        part = where(far, -q - lax.floor(-q), as_array(0.5, q.dtype))
+        before, end, after = (_zeta_near(x, where(far, r, near)) for r, near in ((part, q), (1 - q, 1), (1 - part, 1)))
+        odd = x - 2 * lax.floor(x * as_array(0.5, x.dtype)) == 1
+        sums = where(odd, end - before, before - end) + after
+        return where(far, where(x == lax.floor(x), sums, np.nan), before)
+
+    return lax.cond((q < FAR).any(), mirrored, _zeta_near, x, q)
+
+
+def _zeta_near(x: Any, q: Any) -> Any:
+    """Terms until q + k > 9, then Euler and Maclaurin.
 
     XLA's own adds nine terms whatever `q` is, which leaves nothing right below q = -9.
     """

@@ -57,6 +57,19 @@ def test_polygamma_left_of_zero(n: int) -> None:
     assert_agrees(A.polygamma.default, n, x, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_polygamma_far_left_of_zero(n: int) -> None:
+    """There one element would take a loop over all of them as many turns as it is away from zero."""
+    x = torch.tensor([-8e6 - 0.5, -1e5 - 0.25, -4097.75, -40.3, -33.0, -32.5, -31.5, -0.5, 0.5, 3.0, -1e300, -math.inf])
+    assert_agrees(A.polygamma.default, n, x.double(), rtol=1e-9, atol=1e-6)
+
+
+def test_zeta_far_left_of_zero() -> None:
+    s = torch.tensor([2.0, 3.0, 2.5, 7.0, 3.0, 2.0]).double()
+    q = torch.tensor([-1000.5, -77.25, -50.5, -33.1, -64.0, -1e300]).double()
+    assert_agrees(A.special_zeta.default, s, q, rtol=1e-9, atol=1e-9)
+
+
 def test_zeta_where_it_has_no_value() -> None:
     s = torch.tensor([0.5, 1.0, 2.0, 2.5, 3.0, 3.0, 4.0, 2.0, math.nan]).double()
     q = torch.tensor([2.0, 2.0, -3.0, -3.5, -14.5, 0.0, 1e9, -1e300, 1.0]).double()
