@@ -124,6 +124,11 @@ def _fast_math(facts: Facts) -> str | None:
     return f"XLA_FLAGS has {' '.join(found)}" if found else None
 
 
+def _wide_vectors(facts: Facts) -> str | None:
+    found = re.findall(r"--xla_cpu_prefer_vector_width=512(?=\s|$)", facts.environment.get("XLA_FLAGS", ""))
+    return f"XLA_FLAGS has {found[0]}: XLA's arc tangent is wrong by up to 3 with it (jaxlib 0.10.2)" if found else None
+
+
 def _set(name: str, *harmless: str) -> Callable[[Facts], str | None]:
     """Holds where the environment variable `name` is set to something that is not `harmless`."""
 
@@ -167,6 +172,7 @@ CHECKS: tuple[Check, ...] = (
     Check("torch-too-old", "error", _old_torch, "install torch 2.11 or newer"),
     Check("jaxlib-mismatch", "error", _jaxlib_mismatch, "install jax and jaxlib of the same version"),
     Check("fast-math", "error", _fast_math, "take the flag out of XLA_FLAGS; results would leave eager's tolerances"),
+    Check("wide-vectors", "error", _wide_vectors, "take the flag out of XLA_FLAGS; results would be wrong"),
     Check(
         "openmp-spins",
         "warning",
