@@ -81,14 +81,25 @@ class Foreign(Exception):
     """An argument that is not an ordinary tensor on the host; the text says what it is."""
 
 
+def shape_of(t: Tensor) -> torch.Size | None:
+    """A tensor's shape; None of a nested one, and of a lazy module's parameter, which have none."""
+    try:
+        return t.shape
+    except RuntimeError:
+        return None
+
+
 def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
     """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
     kind = type(a)
     if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
         if not a.is_cpu or a.layout is not STRIDED or a.is_nested:
             raise Foreign(f"a tensor is {a.layout} on {a.device}")
+        try:
+            key += (a.shape, a.stride(), a.dtype)
+        except RuntimeError as error:
+            raise Foreign(f"a {type(a).__name__} has no shape yet") from error
         tensors.append(a)
-        key += (a.shape, a.stride(), a.dtype)
         if a.is_neg() or a.is_conj():
             key.append((a.is_neg(), a.is_conj()))
     elif hoist and (kind is float or (kind is int and a in INT64)):

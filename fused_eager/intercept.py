@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import background, choices, native, quiet, record, run, site
 from .aside import read, turned
 from .buffers import LOCK
+from .calls import shape_of
 from .config import Config
 from .events import LOG
 from .native import nothing_is_pending
@@ -276,7 +277,7 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
     if not stream.config.measures:
         stream.pace.waiting = False
         return
-    first = (id(func), *[a.shape for a in args if isinstance(a, torch.Tensor)])
+    first = (id(func), *[shape_of(a) for a in args if isinstance(a, torch.Tensor)])
     if stream.pace.begin(site.here(), first) and stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
         run.hand_over(Reason("region.native"), only=stream)
@@ -321,7 +322,7 @@ def enter_child() -> None:
 def _print(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
     def show(a: Any) -> str:
         if isinstance(a, torch.Tensor):
-            return f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}"
+            return f"{str(a.dtype).removeprefix('torch.')}{list(shape_of(a) or ())}"
         if isinstance(a, (list, tuple)):
             return f"[{', '.join(map(show, a))}]"
         return repr(a)

@@ -348,3 +348,23 @@ def test_calls_remembered_by_two_threads_at_once_are_told_apart(monkeypatch: pyt
     for t in threads:
         t.join(60)
     assert len({call.structure for call in made}) == len(made) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"native": "measured"}, {"mode": "strict"}, {"log": "ops"}], ids=str)
+def test_tensors_that_have_no_shape_or_no_strides(options: dict[str, str]) -> None:
+    """Nested ones, and parameters of lazy modules; also as the first op after a read, by which a stretch is known."""
+
+    def program() -> list[object]:
+        out: list[object] = []
+        for _ in range(3):
+            out.append((torch.ones(3) * 2).sum().item())
+            out.append((torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]) * 2).size(0))
+            out.append((torch.ones(3) * 2).sum().item())
+            lazy = torch.nn.LazyLinear(4).to(torch.float64)
+            out.append(lazy(torch.ones(2, 3, dtype=torch.float64)).shape)
+            out.append((torch.eye(3).to_sparse_csr() * 2).values().tolist())
+        return out
+
+    wanted = program()
+    with fused_eager(**options):  # type: ignore[arg-type]
+        assert program() == wanted
