@@ -14,7 +14,7 @@ from jax.scipy import special as scipy_special
 from .elementwise import as_array, copysign, enter_binary, enter_unary, isnan, together, where
 from .lowering import Context
 from .rule import OpClass, Promote, rule
-from .special_tables import ERFCX
+from .special_tables import ERFCX, LGAMMA
 
 
 def chebyshev(y: Any, coefficients: tuple[float, ...]) -> Any:
@@ -66,17 +66,12 @@ def _digamma(x: Any) -> Any:
     return where(x == 0, copysign(jnp.full_like(x, np.inf), -x), lax.digamma(x))
 
 
-# (zeta(k) - 1) / k for k from 2 on: the series of lgamma about 2, which 4^-k bounds where it is used.
-_ABOUT_TWO = [torch.special.zeta(torch.tensor(k, dtype=torch.double), 2).item() / k for k in range(2, 29)]
-
-
 def _lgamma(x: Any) -> Any:
     """XLA's own but around 1 and 2, where it leaves 5e-7 of a zero (float32)."""
     by_one = x < 1.5
     z = x - where(by_one, as_array(1, x.dtype), 2)
-    terms = _ABOUT_TWO if x.dtype == jnp.float64 else _ABOUT_TWO[:12]
     series = jnp.zeros_like(z)
-    for term in reversed(terms):
+    for term in LGAMMA if x.dtype == jnp.float64 else LGAMMA[-12:]:
         series = as_array(term, x.dtype) - z * series
     near = z * (as_array(1 - np.euler_gamma, x.dtype) + z * series)
     # log(x), not log1p(z), which is off by 1e-14 in float64.
