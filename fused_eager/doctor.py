@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from fused_eager.cache.local import default_root
 from fused_eager.config import OptionError, resolve
+from fused_eager.cores import usable_cores
 
 Severity = Literal["error", "warning", "note"]
 
@@ -118,15 +119,20 @@ def _oversubscribed(facts: Facts) -> str | None:
     return f"torch has {facts.torch_threads} threads on {facts.cores} usable cores"
 
 
-def _fast_math(facts: Facts) -> str | None:
-    flag = r"--xla_(?:cpu|gpu)_enable_fast_(?:math|min_max)(?:=(?:true|1))?(?=\s|$)"
-    found = re.findall(flag, facts.environment.get("XLA_FLAGS", ""), re.IGNORECASE)
-    return f"XLA_FLAGS has {' '.join(found)}" if found else None
+def _xla_flag(flag: str, why: str = "") -> Callable[[Facts], str | None]:
+    """Holds where XLA_FLAGS has flags of this pattern; `why` is said after them."""
+
+    def holds(facts: Facts) -> str | None:
+        found = re.findall(rf"{flag}(?=\s|$)", facts.environment.get("XLA_FLAGS", ""), re.IGNORECASE)
+        return f"XLA_FLAGS has {' '.join(found)}{why}" if found else None
+
+    return holds
 
 
-def _wide_vectors(facts: Facts) -> str | None:
-    found = re.findall(r"--xla_cpu_prefer_vector_width=512(?=\s|$)", facts.environment.get("XLA_FLAGS", ""))
-    return f"XLA_FLAGS has {found[0]}: XLA's arc tangent is wrong by up to 3 with it (jaxlib 0.10.2)" if found else None
+_fast_math = _xla_flag(r"--xla_(?:cpu|gpu)_enable_fast_(?:math|min_max)(?:=(?:true|1))?")
+_wide_vectors = _xla_flag(
+    "--xla_cpu_prefer_vector_width=512", ": XLA's arc tangent is wrong by up to 3 with it (jaxlib 0.10.2)"
+)
 
 
 def _set(name: str, *harmless: str) -> Callable[[Facts], str | None]:
@@ -323,7 +329,6 @@ def gather() -> Facts:
             failures[what] = redact(str(error))
         except Exception as error:  # a doctor reports what fails and goes on
             failures[what] = redact(f"{type(error).__name__}: {error}")
-    affinity = getattr(os, "sched_getaffinity", None)
     return Facts(
         python=platform.python_version(),
         implementation=platform.python_implementation(),
@@ -331,7 +336,7 @@ def gather() -> Facts:
         system=platform.platform(),
         versions=versions,
         jaxlib_wanted=next((line for line in wanted if re.match(r"jaxlib\b(?!.*extra)", line)), ""),
-        cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        cores=usable_cores(),
         cpu_features=_cpu_features(),
         environment=environment,
         failures=failures,

@@ -36,6 +36,7 @@ from fused_eager.fusion_rules.rowwise import (
     row_axes,
 )
 
+from .cores import usable_cores
 from .straight_line import Program, Step, flatten
 
 LARGE = 8 << 20  # bytes of the largest value: below, a second pass finds it in a cache
@@ -56,6 +57,7 @@ class Cut:
     by_rows: set[int] = field(default_factory=set)  # values
     partial: list[Step] = field(default_factory=list)  # reductions over all rows
     exported: list[int] = field(default_factory=list)  # values by rows that are needed whole
+    spread: set[int] = field(default_factory=set)  # what rows were reduced to and larger values are computed from
 
 
 def cut(program: Program, rows: Rows) -> Cut:
@@ -70,15 +72,14 @@ def cut(program: Program, rows: Rows) -> Cut:
 
     there(program.inputs)
 
-    def export(values: Sequence[Any]) -> None:
+    def export(values: Sequence[int]) -> None:
         for v in values:
-            if type(v) is int and v in found.by_rows and v not in whole and v not in found.exported:
+            if v in found.by_rows and v not in whole and v not in found.exported:
                 found.exported.append(v)
 
     for step in program.steps:
-        inputs = [v for v in step.inputs if type(v) is int]
-        is_late = any(v in late for v in inputs)
-        by_rows = [program.avals[v].shape for v in inputs if v in found.by_rows]
+        is_late = any(v in late for v in step.values)
+        by_rows = [program.avals[v].shape for v in step.values if v in found.by_rows]
         params = None
         if not is_late and (by_rows or step.eqn.primitive.name in MAKERS) and not step.eqn.effects:
             params = params_of_block(rows, step.eqn, step.shape, by_rows)
@@ -89,13 +90,14 @@ def cut(program: Program, rows: Rows) -> Cut:
             found.partial.append(step)
             late.update(step.outputs)
         elif by_rows or is_late:
-            export(inputs)
+            export(step.values)
             found.after.append(step)
             late.update(step.outputs)
         else:
             found.before.append(step)
             there(step.outputs)
-    export(program.outputs)
+    export([v for v in program.outputs if type(v) is int])
+    found.spread = spread(program, found)
     return found
 
 
@@ -110,13 +112,13 @@ def gains(program: Program, found: Cut) -> bool:
     """
     written = sum(found.rows.turns * _nbytes(program.avals[v]) for s in found.partial for v in s.outputs)
     small = written <= max(map(_nbytes, program.avals))
-    return bool(spread(program, found)) and small and not _is_torn(found) and not _has_halves(program, found)
+    return bool(found.spread) and small and not _is_torn(found) and not _has_halves(program, found)
 
 
 def _has_halves(program: Program, found: Cut) -> bool:
     """Whether halves go into the loop or out of it: XLA:CPU vectorises no loop over a part of an array of such."""
     made = {v for step, _ in found.inside for v in step.outputs}
-    read = {v for step, _ in found.inside for v in step.inputs if type(v) is int and v in found.by_rows}
+    read = {v for step, _ in found.inside for v in step.values if v in found.by_rows}
     dtypes = [program.avals[v].dtype for v in (*found.exported, *(read - made))]
     return any(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 for dtype in dtypes)
 
@@ -126,7 +128,7 @@ def spread(program: Program, found: Cut) -> set[int]:
     sizes = [math.prod(a.shape) for a in program.avals]
     reduced, out = set[int](), set[int]()
     for step, _ in found.inside:
-        inputs = [v for v in step.inputs if type(v) is int and v in found.by_rows]
+        inputs = [v for v in step.values if v in found.by_rows]
         largest = max(sizes[v] for v in step.outputs)
         out.update(v for v in inputs if v in reduced and sizes[v] < largest)
         if any(sizes[v] > largest or (v in reduced and sizes[v] == largest) for v in inputs):
@@ -138,7 +140,7 @@ def _is_torn(found: Cut) -> bool:
     """Whether a step after the loop could be one loop with what it takes out of it."""
     taken = set(found.exported)
     for step in found.after:
-        if taken & {v for v in step.inputs if type(v) is int}:
+        if taken.intersection(step.values):
             if step.eqn.primitive.name == "reshape":
                 taken.update(step.outputs)  # no loop at all
             elif step.eqn.primitive.name in ELEMENTWISE | REDUCTIONS:
@@ -173,9 +175,8 @@ def _nbytes(aval: Any) -> int:
 
 def threads() -> int:
     """How many threads XLA:CPU has, as it counts them when it starts."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     named = os.environ.get("NPROC", "")
-    return int(named) if named.isdecimal() and int(named) else cores
+    return int(named) if named.isdecimal() and int(named) else usable_cores()
 
 
 # ---- the function ------------------------------------------------------------------------------------------------
@@ -190,8 +191,7 @@ def in_blocks(closed: ClosedJaxpr, spare: Sequence[int]) -> tuple[Any, str]:
     for rows in candidates(program):
         found = cut(program, rows)
         if found.inside and gains(program, found):
-            told = f"{math.prod(rows.sizes)} rows, {rows.block} at a time"
-            return Blocked(program, found, spare), told
+            return Blocked(program, found, spare), f"{rows.count} rows, {rows.block} at a time"
     return jax.extend.core.jaxpr_as_fun(closed), ""
 
 
@@ -199,8 +199,11 @@ class Blocked:
     """A program as a function of its inputs."""
 
     def __init__(self, program: Program, found: Cut, spare: Sequence[int]):
-        self.program, self.cut, self.spare = program, found, spare
-        self.spread = spread(program, found)
+        self.program, self.cut = program, found
+        elsewhere = {v for step in (*found.before, *found.after) for v in step.values}
+        elsewhere.update(v for v in program.outputs if type(v) is int)
+        # By position and number: nothing reads them but the loop, by rows.
+        self.spare = [(i, v) for i in spare if (v := program.inputs[i]) not in elsewhere]
 
     def __call__(self, *arrays: jax.Array) -> list[Any]:
         values: dict[int, Any] = {**self.program.constants, **dict(zip(self.program.inputs, arrays, strict=True))}
@@ -211,9 +214,8 @@ class Blocked:
 
     def _loop(self, values: dict[int, Any], arrays: Sequence[jax.Array]) -> None:
         rows, avals = self.cut.rows, self.program.avals
-        turns = rows.turns
         partial = [v for s in self.cut.partial for v in s.outputs]
-        spare = {self.program.inputs[i]: arrays[i] for i in self.spare if self._is_spare(self.program.inputs[i])}
+        spare = {v: arrays[i] for i, v in self.spare}
         written: dict[int, int] = {}  # inputs whose memory takes a result, and which: a block is read, then written
         wholes = []
         for k, v in enumerate(self.cut.exported):
@@ -225,7 +227,7 @@ class Blocked:
                 memory = spare.pop(found).reshape(avals[v].shape)
                 written[found] = k
             wholes.append(_flat(rows, memory))
-        wholes += [jnp.zeros((turns, *avals[v].shape), avals[v].dtype) for v in partial]
+        wholes += [jnp.zeros((rows.turns, *avals[v].shape), avals[v].dtype) for v in partial]
 
         def turn(i: jax.Array, wholes: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             now = {v: wholes[k].reshape(avals[v].shape) for v, k in written.items()}
@@ -239,15 +241,10 @@ class Blocked:
                     out.append(lax.dynamic_update_index_in_dim(whole, block[v], i, 0))
             return tuple(out)
 
-        made = lax.fori_loop(0, turns, turn, tuple(wholes))
+        made = lax.fori_loop(0, rows.turns, turn, tuple(wholes))
         values.update((v, m.reshape(avals[v].shape)) for v, m in zip(self.cut.exported, made, strict=False))
         for step, stacked in zip(self.cut.partial, made[len(self.cut.exported) :], strict=True):
             values.update(_results(step, [stacked], {**step.eqn.params, "axes": (0,)}))
-
-    def _is_spare(self, v: int) -> bool:
-        """Whether nothing reads an argument but the loop, by rows."""
-        outside = {u for s in (*self.cut.before, *self.cut.after) for u in s.inputs if type(u) is int}
-        return v not in outside and v not in self.program.outputs
 
     def _block(self, values: dict[int, Any], i: jax.Array) -> dict[int, Any]:
         """All values by rows, for one block."""
@@ -271,7 +268,7 @@ class Blocked:
 
         for step, params in [*self.cut.inside, *((s, s.eqn.params) for s in self.cut.partial)]:
             for v, made in _results(step, [taken(step, v) for v in step.inputs], params):
-                block[v] = _stored(made) if v in self.spread else made
+                block[v] = _stored(made) if v in self.cut.spread else made
         return block
 
 
@@ -286,7 +283,7 @@ def _stored(value: jax.Array) -> jax.Array:
 
 def _flat(rows: Rows, whole: jax.Array) -> jax.Array:
     """A value by rows with one axis that counts them."""
-    return whole.reshape(math.prod(rows.sizes), *whole.shape[rows.axes(whole.shape) :])
+    return whole.reshape(rows.count, *whole.shape[rows.axes(whole.shape) :])
 
 
 def _starts(rows: Rows, shape: tuple[int, ...], i: jax.Array) -> list[Any]:

@@ -25,6 +25,11 @@ class Step:
     outputs: tuple[int, ...]
     shape: tuple[int, ...]  # of the outputs
 
+    @property
+    def values(self) -> list[int]:
+        """The inputs that are values."""
+        return [v for v in self.inputs if type(v) is int]
+
 
 @dataclass
 class Program:
@@ -65,7 +70,7 @@ def flatten(closed: ClosedJaxpr) -> Program:
     kept = []
     for step in reversed(program.steps):
         if needed & set(step.outputs) or step.eqn.effects:
-            needed.update(v for v in step.inputs if type(v) is int)
+            needed.update(step.values)
             kept.append(step)
     program.steps = kept[::-1]
     return program
@@ -86,7 +91,8 @@ def _inline(program: Program, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Seque
 
     for eqn in jaxpr.eqns:
         given = [named(a) for a in eqn.invars]
-        if _only_reshapes(eqn) and type(given[0]) is int:
+        reshapes = _only_reshapes(eqn) and type(given[0]) is int
+        if reshapes:
             # From what it was before it was flat: what one op writes, and the next reads, keeps its rows.
             given = [program.shaped.get(given[0], given[0])]
             if program.avals[given[0]].shape == eqn.outvars[0].aval.shape:
@@ -95,7 +101,7 @@ def _inline(program: Program, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Seque
         inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
         if inner is None:
             outputs: Sequence[Any] = program.apply(eqn, given)
-            if _only_reshapes(eqn) and type(given[0]) is int:
+            if reshapes:
                 program.shaped[outputs[0]] = given[0]
         else:
             closed = inner if hasattr(inner, "consts") else ClosedJaxpr(inner, ())

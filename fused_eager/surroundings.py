@@ -25,6 +25,7 @@ from fused_eager.fusion_rules.precision import switches
 
 from . import canonical, executable, forms, lower, row_blocks, scratch, straight_line
 from . import compile as compiling
+from .cores import usable_cores
 
 # JAX's options that change what is traced or how XLA compiles it.
 _JAX_OPTIONS = (
@@ -101,8 +102,6 @@ def cpu() -> Mapping[str, Any]:
 def _of_process() -> Mapping[str, Any]:
     """What is fixed once XLA has started."""
     device = executable.device()
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
@@ -115,7 +114,7 @@ def _of_process() -> Mapping[str, Any]:
         },
         "cpu": cpu(),
         # XLA cuts loops for the threads it has.
-        "threads": {"cores": cores, "NPROC": os.environ.get("NPROC", "")},
+        "threads": {"cores": usable_cores(), "NPROC": os.environ.get("NPROC", "")},
         # The flags in words, and what XLA made of them when it read them.
         "xla_flags": " ".join(os.environ.get("XLA_FLAGS", "").split()),
         "xla_options": hashlib.sha256(xla_client.CompileOptions().SerializeAsString()).hexdigest(),

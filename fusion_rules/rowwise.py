@@ -27,15 +27,20 @@ class Rows:
     block: int
 
     @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.sizes)
+
+    @property
     def turns(self) -> int:
         """How many blocks there are."""
-        return math.prod(self.sizes) // self.block
+        return self.count // self.block
 
     def axes(self, shape: Shape) -> int:
         """How many of the first axes count rows; 0 if none do."""
         ends = {1, *itertools.accumulate(self.sizes, operator.mul)}
         for axes, end in enumerate(itertools.accumulate(shape, operator.mul), 1):
-            if end == math.prod(self.sizes):
+            if end == self.count:
                 return axes
             if end not in ends:
                 break
