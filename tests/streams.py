@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -91,30 +92,32 @@ def events(*kinds: str) -> Iterator[list[Event]]:
         LOG.sinks.remove(take)
 
 
-BLOCKS_OF_ALL_SIZES = {"LARGE": 1, "BLOCK": 100, "SMALLEST": 1, "FEWEST": 2}
+RESULTS_OF_ALL_SIZES: dict[str, Any] = {"LARGE": 1}
+BLOCKS_OF_ALL_SIZES: dict[str, Any] = {"LARGE": 1, "BLOCK": 100, "SMALLEST": 1, "FEWEST": 2, "threads": lambda: 1}
+
+
+@contextmanager
+def _compiled_with(module: ModuleType, values: dict[str, Any]) -> Iterator[None]:
+    """In the body a module has these values. Executables that were made otherwise are forgotten."""
+    load.forget()
+    with pytest.MonkeyPatch.context() as m:
+        for name, value in values.items():
+            m.setattr(module, name, value)
+        yield
+    load.forget()
 
 
 @contextmanager
 def all_results_large() -> Iterator[None]:
-    """In the body results of all sizes go to scratch memory. Executables that were made otherwise are forgotten."""
-    load.forget()
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(scratch, "LARGE", 1)
+    """In the body results of all sizes go to scratch memory."""
+    with _compiled_with(scratch, RESULTS_OF_ALL_SIZES):
         yield
     scratch.SCRATCH.forget()
-    load.forget()
 
 
-@contextmanager
-def all_rows_in_blocks() -> Iterator[None]:
+def all_rows_in_blocks() -> AbstractContextManager[None]:
     """In the body regions with rows of all sizes are cut into blocks of two or more, where that can be."""
-    load.forget()
-    with pytest.MonkeyPatch.context() as m:
-        for name, value in BLOCKS_OF_ALL_SIZES.items():
-            m.setattr(row_blocks, name, value)
-        m.setattr(row_blocks, "threads", lambda: 1)
-        yield
-    load.forget()
+    return _compiled_with(row_blocks, BLOCKS_OF_ALL_SIZES)
 
 
 @contextmanager

@@ -41,16 +41,16 @@ def in_parts(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int
         return [np.asarray(a) for a in jax.jit(made, donate_argnums=spare)(*copies)], told
 
 
-def agree(function: Callable[..., Any], *arrays: np.ndarray, blocks: str, spare: tuple[int, ...] = ()) -> None:
-    """In blocks a function gives what it gives as it is."""
+def agree(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int, ...] = ()) -> str:
+    """In blocks a function gives what it gives as it is. Returns into which."""
     with jax.enable_x64(True):
         wanted = jax.tree.leaves(jax.jit(function)(*arrays))
     got, told = in_parts(function, *arrays, spare=spare)
-    assert told == blocks
     assert len(got) == len(wanted)
     for a, b in zip(got, wanted, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_allclose(a, np.asarray(b), rtol=2e-6, atol=2e-6)
+    return told
 
 
 def normal(x: Any) -> Any:
@@ -95,16 +95,14 @@ IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_what_depends_on_its_own_row_alone(name: str) -> None:
     function, arrays = IN_BLOCKS[name]
-    _, told = in_parts(function, *arrays)
-    assert told
-    agree(function, *arrays, blocks=told)
+    assert agree(function, *arrays)
 
 
 def test_blocks_fill_the_cache_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows, block in ((9, 8), (30, 24), (1000, 48)):
         monkeypatch.setattr(row_blocks, "BLOCK", rows * 20)
         monkeypatch.setattr(row_blocks, "FEWEST", 1)
-        agree(normal, X.reshape(48, 5), blocks=f"48 rows, {block} at a time")
+        assert agree(normal, X.reshape(48, 5)) == f"48 rows, {block} at a time"
 
 
 def test_with_more_than_one_thread_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,19 +128,19 @@ NOT_IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
 @pytest.mark.parametrize("name", NOT_IN_BLOCKS)
 def test_what_is_left_as_it_is(name: str) -> None:
     function, arrays = NOT_IN_BLOCKS[name]
-    agree(function, *arrays, blocks="")
+    assert agree(function, *arrays) == ""
 
 
 def test_what_mixes_rows_comes_after_the_loop() -> None:
     w = np.random.default_rng(1).standard_normal((5, 3), np.float32)
-    agree(lambda x, w: normal(x) @ w, X, w, blocks=FOURS)
-    agree(lambda x: normal(x)[::-1], X, blocks=FOURS)
-    agree(lambda x: normal(x).transpose(1, 0, 2), X, blocks=FOURS)
+    assert agree(lambda x, w: normal(x) @ w, X, w) == FOURS
+    assert agree(lambda x: normal(x)[::-1], X) == FOURS
+    assert agree(lambda x: normal(x).transpose(1, 0, 2), X) == FOURS
 
 
 def test_small_values_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "LARGE", X.nbytes + 1)
-    agree(normal, X, blocks="")
+    assert agree(normal, X) == ""
     assert not row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
     monkeypatch.setattr(row_blocks, "LARGE", X.nbytes)
     assert row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
@@ -151,7 +149,7 @@ def test_small_values_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_number_of_rows_with_no_good_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one row each would not be worth the turns."""
     monkeypatch.setattr(row_blocks, "SMALLEST", 40)
-    agree(normal, X.reshape(48, 5)[:47], blocks="")
+    assert agree(normal, X.reshape(48, 5)[:47]) == ""
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -161,12 +159,12 @@ def test_results_go_to_spare_memory() -> None:
     def in_place(x: Any, other: Any) -> Any:
         return normal(x), normal(x) * 2
 
-    agree(in_place, X, np.zeros(240, np.float32), blocks=FOURS, spare=(0, 1))
-    agree(lambda x: (normal(x), x.sum()), X, blocks=FOURS, spare=(0,))
+    assert agree(in_place, X, np.zeros(240, np.float32), spare=(0, 1)) == FOURS
+    assert agree(lambda x: (normal(x), x.sum()), X, spare=(0,)) == FOURS
 
 
 def test_memory_that_something_else_reads_is_not_written() -> None:
-    agree(lambda x: (normal(x), x.reshape(-1)[::-1]), X, blocks=FOURS, spare=(0,))
+    assert agree(lambda x: (normal(x), x.reshape(-1)[::-1]), X, spare=(0,)) == FOURS
 
 
 def test_what_is_stored_is_what_it_was() -> None:

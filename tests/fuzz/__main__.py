@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 
 from fused_eager import row_blocks, scratch, trace
-from tests.streams import BLOCKS_OF_ALL_SIZES
+from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -39,9 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
     args = parser.parse_args(argv)
     if args.scratch:
-        scratch.LARGE = 1
+        vars(scratch).update(RESULTS_OF_ALL_SIZES)
     if args.blocks:
-        vars(row_blocks).update(BLOCKS_OF_ALL_SIZES, threads=lambda: 1)
+        vars(row_blocks).update(BLOCKS_OF_ALL_SIZES)
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     started = time.perf_counter()
