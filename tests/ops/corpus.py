@@ -9,7 +9,7 @@ import copy
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +206,7 @@ def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
 
 # How much further from the truth than eager a result may be whose rounding errors are larger than the tolerance.
 WORSE = 4.0
+NUDGES = 32  # times that all inputs are moved by a unit in the last place, to see how far that moves eager's results
 _WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
          torch.complex64: torch.complex128}
 
@@ -213,7 +214,8 @@ _WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.floa
 def _is_as_good(info: OpInfo, case: Case, sample: SampleInput, want: list[Any], got: list[Any]) -> bool:
     """Where eager itself is off by more than the tolerance: whether our results are about as near to float64's.
 
-    (1 - x^2)^-1/2 near 1, say. Measured in the largest error of each result.
+    (1 - x^2)^-1/2 near 1, say. Measured in the largest error of each result; where eager is nearer by luck, in that of
+    eager for inputs that are other ones in the last place.
     """
     if case.dtype not in _WIDE:
         return False
@@ -223,20 +225,40 @@ def _is_as_good(info: OpInfo, case: Case, sample: SampleInput, want: list[Any], 
             return x.detach().to(_WIDE[x.dtype]).requires_grad_(x.requires_grad)
         return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
-    wide = copy.copy(sample)
-    wide.input, wide.args, wide.kwargs = tree_map(widen, (sample.input, tuple(sample.args), dict(sample.kwargs)))
-    truth = outcome(run(info, wide, case.grad, case.chained), None)
-    return not isinstance(truth, Exception) and as_near(want, got, truth)
+    def nudge(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
+            signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+            moved = x.detach() * (1 + signs * torch.finfo(x.dtype).eps / 2)
+            return moved.to(x.dtype).requires_grad_(x.requires_grad)
+        return x
+
+    def of(change: Callable[[Any], Any]) -> list[Any] | Exception:
+        other = copy.copy(sample)
+        other.input, other.args, other.kwargs = tree_map(
+            change, (sample.input, tuple(sample.args), dict(sample.kwargs))
+        )
+        return outcome(run(info, other, case.grad, case.chained), None)
+
+    truth, generator = of(widen), torch.Generator().manual_seed(0)
+    if isinstance(truth, Exception):
+        return False
+    if as_near(want, got, truth):
+        return True
+    nudged = [each for each in (of(nudge) for _ in range(NUDGES)) if not isinstance(each, Exception)]
+    return as_near(want, got, truth, nudged=nudged)
 
 
-def as_near(want: list[Any], got: list[Any], truth: list[Any], ulps: float = 1.0) -> bool:
-    """Whether results are about as near to `truth`, which was computed in float64, as eager's are.
+def as_near(
+    want: list[Any], got: list[Any], truth: list[Any], ulps: float = 1.0, nudged: Sequence[list[Any]] = ()
+) -> bool:
+    """Whether results are about as near to `truth`, which was computed in float64, as eager's are, or as near as
+    eager's `nudged` ones.
 
     `ulps` of the largest number are nothing in any case.
     """
     if len(truth) != len(want):
         return False
-    for a, b, t in zip(want, got, truth, strict=True):
+    for a, b, t, *others in zip(want, got, truth, *nudged, strict=True):
         if not isinstance(a, torch.Tensor) or not is_float(a):
             if difference([a], [b], {"rtol": 0.0, "atol": 0.0}):
                 return False
@@ -248,9 +270,9 @@ def as_near(want: list[Any], got: list[Any], truth: list[Any], ulps: float = 1.0
         fine = torch.isfinite(a) & torch.isfinite(t)
         if not fine.any():
             continue
-        off = [(x.detach().to(t.dtype) - t.detach())[fine].abs().max() for x in (a, b)]
+        off, ours, *moved = [(x.detach().to(t.dtype) - t.detach())[fine].abs().max() for x in (a, b, *others)]
         ulp = torch.finfo(a.dtype).eps * t.detach()[fine].abs().max()
-        if off[1] > WORSE * off[0] + ulps * ulp:
+        if ours > max([WORSE * off, *moved]) + ulps * ulp:
             return False
     return True
 
