@@ -218,7 +218,7 @@ def _options() -> Mapping[str, Option]:
 
 
 OPTIONS: Mapping[str, Option] = _options()
-_ENVS = tuple(option.env for option in OPTIONS.values())
+_ENVS = {option.env: option for option in OPTIONS.values()}
 
 
 def _as_text(value: object) -> object:
@@ -247,15 +247,16 @@ def _unknown(what: str, given: str, origin: str, known: list[str]) -> str:
     return f"there is no {what} {given!r} (from {origin}){hint} Known: {', '.join(known)}"
 
 
-def _environment(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The texts of all options in `environ`, in the registry's order, "" where unset. Refuses unknown variables."""
-    for name in environ:
-        if name.startswith(PREFIX) and name not in _ENVS:
+def _environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables in `environ` that set an option, and their texts. Refuses unknown ones."""
+    given = sorted(name for name in environ if name.startswith(PREFIX))
+    for name in given:
+        if name not in _ENVS:
             raise OptionError(_unknown("environment variable", name, "the environment", list(_ENVS)))
-    return tuple(environ.get(env, "") for env in _ENVS)
+    return tuple((name, environ[name]) for name in given)
 
 
-_parsed: dict[tuple[str, ...], Config] = {}
+_parsed: dict[tuple[tuple[str, str], ...], Config] = {}
 
 
 def _from_environment(environ: Mapping[str, str]) -> Config:
@@ -265,8 +266,8 @@ def _from_environment(environ: Mapping[str, str]) -> Config:
     if config is None:
         if len(_parsed) >= 64:
             _parsed.clear()
-        options = zip(OPTIONS.values(), texts, strict=True)
-        values = {row.name: row.parse(text, f"environment variable {row.env}") for row, text in options if text}
+        options = ((_ENVS[env], text) for env, text in texts if text)
+        values = {row.name: row.parse(text, f"environment variable {row.env}") for row, text in options}
         config = _parsed[texts] = Config(**values)
     return config
 
