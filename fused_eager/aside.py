@@ -2,62 +2,69 @@
 
 Passing an op on costs as much as a small op itself, so a native stretch of tiny ops is slow as long as the mode is
 there. But what is not there sees nothing and has to be called back. A *turn* is what comes round in Python, outside of
-any op: an optimizer step, a `sync()`, or, where values are read and neither comes (generating text), a call of the
-outermost module. At a turn the front door may step aside, and so many turns of that kind later it returns.
+any op: an optimizer step, a `sync()`, or, where neither comes (generating text), the read of a value. At a turn the
+front door may step aside, and at a later one it returns.
 """
 
 from __future__ import annotations
 
-import weakref
+import time
 from typing import TYPE_CHECKING
 
-from . import run
+import torch
+
+from . import quiet, run
 from .buffers import LOCK
-from .outermost import Calls
 from .pace import Turn
 from .reasons import Reason
 from .stream import STREAMS
+from .stretch import Place
 
 if TYPE_CHECKING:
     from .intercept import FrontDoor
 
-READS = 2  # values that are read without another kind of turn until calls of modules are looked at
+READS = 2  # values that are read without another kind of turn until reads are taken for one
 LEAST = 4  # sync points that a spell has to last to be worth the change
+
+
+def entered(door: FrontDoor, place: Place) -> None:
+    """The context was entered at `place`: where torch alone was faster for all of it, the front door steps aside."""
+    until = door.stream.pace.enter(place)
+    if time.perf_counter() < until and _is_alone(door):
+        _step(door, "entry", until)
 
 
 def turned(door: FrontDoor, turn: Turn) -> None:
     """A turn has come: the front door may step aside, or come back. Not from inside an op."""
+    if door.hidden or torch._C._current_graph_task_id() != -1:
+        return  # a backward pass has a stack of modes of its own: what we did to it would not last
     if door.aside:
         door.stood_aside(turn)
         return
-    door.reads = 0
+    if door not in quiet.stack():
+        return  # inside of an op: it is we who read
+    if turn != "read":
+        door.reads = 0
     stream = door.stream
-    if not stream.config.measures or not _is_alone(door):
+    if not stream.config.measures or stream.pace.stepping or not _is_alone(door):
         return
-    rest = stream.pace.rest(turn)
-    if rest or _rests(door):
-        with LOCK:
-            run.hand_over(Reason(stream.spell.code if stream.spell.left else "region.native"))
-            door.step_aside(turn, rest)
+    until = stream.pace.rest(turn)
+    if until or _rests(door):
+        _step(door, turn, until)
+
+
+def _step(door: FrontDoor, turn: Turn, until: float) -> None:
+    spell = door.stream.spell
+    with LOCK:
+        run.hand_over(Reason(spell.code if spell.left else "region.native"))
+        door.step_aside(turn, until)
 
 
 def read(door: FrontDoor) -> None:
-    """A value was read, by an op: if no turn comes that is known of, look for one among the calls of modules."""
+    """The program has read a value, and has it: where no other turn comes, this is one."""
     door.reads += 1
-    if door.reads > READS and door.calls is None and (_rests(door) or door.stream.pace.chose_native):
-        found = weakref.ref(door)
-        door.calls = Calls(lambda: _called(found()))
-
-
-def _called(door: FrontDoor | None) -> bool:
-    """A turn of calls has come. Returns whether the next one is of interest too."""
-    if door is None:
-        return False
-    turned(door, "call")
-    if door.aside or _rests(door) or door.stream.pace.chose_native:
-        return True
-    door.calls = None
-    return False
+    if door.aside or (door.reads > READS and (_rests(door) or door.stream.pace.chose_native)):
+        turned(door, "read")
 
 
 def _rests(door: FrontDoor) -> bool:

@@ -27,11 +27,11 @@ from .config import OPTIONS, Config, OptionError
 from .events import LOG
 from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
 from .lower import NodeFailed
-from .pace import Choice
 from .plan import Region
 from .progress import waiting
 from .scratch import wanted
 from .stream import Node
+from .stretch import Choice
 
 _ROWS = tuple(name for name in OPTIONS if name.startswith("cache"))
 

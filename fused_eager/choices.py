@@ -21,7 +21,8 @@ from . import surroundings
 from .caching import Keeper, keeper
 from .config import Config
 from .events import LOG
-from .pace import FACTOR, FLUSHES, Choice, Pieces, Place, Ran, Stretch, is_worth
+from .pace import FLUSHES
+from .stretch import FACTOR, Choice, Pieces, Place, Ran, Stretch, is_worth
 
 FORMAT = 1  # of the blob and of what a key says about a stretch; part of every key
 BLOB = "choice"

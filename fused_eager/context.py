@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 from . import background, guards, run, site, threads
-from .aside import turned
+from .aside import entered, turned
 from .caching import keeper
 from .config import Config, resolve
 from .intercept import FrontDoor, boundary, passed_sync
@@ -61,13 +62,16 @@ class fused_eager:
     """
 
     def __init__(self, mode: str | None = None, **options: Any):
+        self.place: Any = None  # what tells its entry from others, if not the line
         self.options = {"mode": mode, **options}
         resolve(self.options)  # a mistake is told where it is written, not where the context is entered
 
     def __call__(self, function: F) -> F:
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with fused_eager(**self.options):
+            context = fused_eager(**self.options)
+            context.place = getattr(function, "__code__", None)
+            with context:
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]
@@ -78,7 +82,7 @@ class fused_eager:
         writer = self._writer(thread, config)
         if thread.door is None:
             if config.mode != "off":
-                self._open(config)
+                self._open(config, self.place or site.here())
         else:
             if thread.door.lender is not None and len(thread.configs) == 1:
                 guards.install()
@@ -115,7 +119,7 @@ class fused_eager:
                         guards.uninstall()
                         threads.give_back(door)
             else:
-                threads.close(door)
+                self._end(door)
         except Exception as late:
             if error is None:
                 raise
@@ -136,7 +140,7 @@ class fused_eager:
         return attach(config)
 
     @staticmethod
-    def _open(config: Config) -> None:
+    def _open(config: Config, place: Any) -> None:
         keeper(config)
         door = FrontDoor(config)
         if "torch._dynamo.trace_rules" in sys.modules:
@@ -144,6 +148,25 @@ class fused_eager:
         guards.install()
         door.__enter__()
         THREAD.door = door
+        if config.measures:
+            entered(door, place)
+
+    @staticmethod
+    def _end(door: FrontDoor) -> None:
+        stream, began = door.stream, time.perf_counter()
+        try:
+            if stream.config.measures and not door.aside:
+                # What is done to leave belongs to the last stretch, whether it has ended by now or not.
+                waiting = stream.pace.waiting
+                run.settle_all(Reason("cut.exit"), only=stream)
+                if waiting:
+                    stream.pace.amend(time.perf_counter() - began)
+                else:
+                    boundary(stream, site.here(), True)
+            if stream.config.measures:
+                stream.pace.leave()
+        finally:
+            threads.close(door)
 
     @staticmethod
     def _close(door: FrontDoor) -> None:

@@ -26,10 +26,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import native, run, telling
+from . import aside, native, run, site, telling
 from .buffers import TABLE, storage_of
-from .intercept import passed_sync, stepped
-from .quiet import adopt, inside, without
+from .intercept import looked_at, passed_sync, stepped
+from .quiet import adopt, inside, stack, without
 from .reasons import Reason
 from .threads import current_door, in_context_of
 
@@ -73,7 +73,8 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
 )
-
+# These do go through the dispatcher, where a value is read; they are met to know when that is over.
+NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__")
 
 _listed = torch.Tensor.tolist  # the unpatched one
 
@@ -112,9 +113,10 @@ _users = 0
 _undo: list[Callable[[], None]] = []
 
 
-def _settled(t: Any, guard: Guard) -> None:
+def _settled(t: Any, guard: Guard) -> bool:
+    """Have a tensor's memory hold its value. Returns whether it did not before."""
     if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
-        return
+        return False
     storage = storage_of(t)
     b = TABLE.get(storage._cdata)
     if b is not None:
@@ -123,28 +125,60 @@ def _settled(t: Any, guard: Guard) -> None:
     native.protect(storage)
     if guard.exposes:
         native.mark_exposed(storage)
+    return b is not None
 
 
 def _wrap(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        waited = []
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
-                    _settled(a, guard)
+                    waited.append(_settled(a, guard))
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.
-        return _call_natively(original, *args, **kwargs)
+        out = _call_natively(original, *args, **kwargs)
+        if waited:
+            _was_read(any(waited))
+        return out
 
     return call
 
 
-def _call_natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _was_read(waited: bool) -> None:
     door = current_door()
     if door is None:
+        return
+    if not door.aside:
+        if door not in stack():
+            return  # inside of an op: it is we who read
+        looked_at(door.stream, site.here(), waited)
+    aside.read(door)
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        number = original(*args, **kwargs)
+        door = current_door()
+        if door is not None:
+            aside.read(door)
+        return number
+
+    return read
+
+
+def _call_natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    door = current_door()
+    if door is None or door.hidden:
         return function(*args, **kwargs)
-    with without(door):
-        return function(*args, **kwargs)
+    door.hidden = True
+    try:
+        with without(door):
+            return function(*args, **kwargs)
+    finally:
+        door.hidden = False
 
 
 def _settle_first(row: ReadingComposite) -> Callable[..., Any]:
@@ -172,10 +206,17 @@ def _meet_composites() -> Callable[[], None]:
     return library._destroy
 
 
+# A context may be entered in a loop: what was put in place of a callable is made once.
+_made: dict[tuple[Any, str], tuple[Any, Any]] = {}
+
+
 def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
     own = name in vars(owner)
-    setattr(owner, name, make(original))
+    known = _made.get((owner, name))
+    if known is None or known[0] is not original:
+        known = _made[owner, name] = original, make(original)
+    setattr(owner, name, known[1])
 
     def undo() -> None:
         if own:
@@ -314,6 +355,8 @@ def install() -> None:
             return
         for guard in READERS:
             _patch(guard.owner, guard.name, functools.partial(_wrap, guard))
+        for name in NUMBERS:
+            _patch(torch.Tensor, name, _telling)
         for name in TRACERS:
             _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
         _patch(torch, "compile", _before_compile)

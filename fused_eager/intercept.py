@@ -6,6 +6,7 @@ so a second one, a device of its own, needs no change there.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -15,17 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, native, quiet, record, run, site
-from .aside import read, turned
+from .aside import turned
 from .buffers import LOCK
 from .calls import shape_of
 from .config import Config
 from .events import LOG
 from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
-from .outermost import Calls
-from .pace import Steady, Turn
+from .pace import Turn
 from .reasons import Reason
 from .stream import Stream
+from .stretch import Steady
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -60,10 +61,10 @@ class FrontDoor(TorchDispatchMode):
         self.lender = lender  # that of the thread in whose name this one is open
         self.lent: set[FrontDoor] = set()
         self.open = True  # whether threads that are started may still enter in its name
-        self.reads = 0  # values that were read since the last turn
-        self.calls: Calls | None = None  # of modules, where they are what comes round
-        self.rest = 0  # turns for which it stands aside
-        self.turn: Turn = "step"  # and of which kind
+        self.hidden = False  # taken off the stack of modes for the length of a call
+        self.reads = 0  # values that were read since the last other turn
+        self.until = 0.0  # when it comes back, having stepped aside
+        self.turn: Turn = "step"  # and at which turn
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 
     @property
@@ -75,30 +76,35 @@ class FrontDoor(TorchDispatchMode):
         """Whether this one is aside, or one of those in whose name it is open: a thread may start threads."""
         return self.aside or (self.lender is not None and self.lender.someone_is_aside())
 
-    def step_aside(self, turn: Turn, rest: int) -> None:
-        """Leave this thread's stack of modes for so many turns, and for as long as it is to run natively in any case.
+    def step_aside(self, turn: Turn, until: float) -> None:
+        """Leave this thread's stack of modes until then, and for as long as it is to run natively in any case.
         Nothing may be pending in its stream.
         """
         modes = quiet.stack()
         if self in modes:
-            self._aside, self.turn, self.rest = modes[: modes.index(self)], turn, rest
-            self._steady, self._since = Steady(), 0.0
+            self._aside, self.turn, self.until = modes[: modes.index(self)], turn, until
+            self._steady, self._fastest = Steady(), math.inf
             self._turns, self._left = 0, time.perf_counter()
+            self._since = 0.0 if turn == "entry" else self._left
             quiet.restack([mode for mode in modes if mode is not self])
 
     def stood_aside(self, turn: Turn) -> None:
-        """A turn has ended; time to come back when all have, or when they take another time."""
-        if turn != self.turn:
-            return
+        """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
+        if self.turn == "entry":
+            self.turn = turn
         now, before = time.perf_counter(), self._since
-        self.rest, self._since = self.rest - 1, now
-        self._turns += 1
-        if now - self._left > TOLD_EVERY:
-            self._tell()
-        self.stream.spell.passed_sync()
-        if before and not self._steady.holds(now - before):
-            self.come_back()  # it is another program now
-        elif self.rest <= 0 and not self.stream.spell.left:
+        if turn == self.turn:
+            self._since = now
+            self._turns += 1
+            if now - self._left > TOLD_EVERY:
+                self._tell()
+            self.stream.spell.passed_sync()
+            if before:
+                self._fastest = min(self._fastest, now - before)
+                if not self._steady.holds(now - before):
+                    self.come_back()  # it is another program now
+                    return
+        if now >= self.until and not self.stream.spell.left:
             self.come_back()
 
     def come_back(self) -> None:
@@ -118,11 +124,9 @@ class FrontDoor(TorchDispatchMode):
     def _return(self) -> None:
         self._aside = None
         self._tell()
-        self.stream.pace.resume(self.rest)
+        self.stream.pace.resume(0.0 if self._fastest == math.inf else self._fastest)
 
     def __exit__(self, *error: Any) -> None:
-        if self.calls is not None:
-            self.calls.forget()
         if self._aside is not None:
             quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
@@ -238,7 +242,6 @@ class FrontDoor(TorchDispatchMode):
                 return native.change_storage(stream, info, args, kwargs)
             return info.op(*args, **kwargs)
         LOG.count(f"sync {info.op}")
-        passed_sync(stream)
         place, waits = site.here(), native.is_away([args, kwargs])
         if not waits and not info.written:
             out = quiet.call(info.op, args, kwargs)
@@ -249,9 +252,15 @@ class FrontDoor(TorchDispatchMode):
                 out = native.read_number(info, args[0], reason)
             else:
                 out = native.run_at_once(stream, info, args, kwargs, reason)
-        boundary(stream, place, waits)
-        read(self)
+        looked_at(stream, place, waits)
         return out
+
+
+def looked_at(stream: Stream, place: Any, waited: bool) -> None:
+    """The program has read a value at `place`; `waited`: the value was not in native memory before."""
+    passed_sync(stream)
+    # Where nothing is recorded or running, a number that was computed on the host ends a stretch as well.
+    boundary(stream, place, waited or not (stream.nodes or run.BACKLOG.launches))
 
 
 def passed_sync(stream: Stream) -> None:

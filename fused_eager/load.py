@@ -25,11 +25,11 @@ from .errors import IslandRefused
 from .events import LOG
 from .hotness import SKELETONS
 from .lower import NodeFailed
-from .pace import Pieces
 from .plan import Plan, Region
 from .reasons import Reason
 from .site import describe
 from .stream import Node, Stream
+from .stretch import Pieces
 from .trace import MEMORY
 
 

@@ -2,15 +2,11 @@
 
 Recording an op costs a few microseconds, and XLA is not ahead of ATen everywhere, so a model of tiny ops, or one whose
 time goes into products that both compute alike, may run faster natively. The time between two reads of computed
-values (`loss.item()`) is what the program's user waits for, whichever way its ops ran. A few such stretches are timed
-fused, a few natively, and the faster way is kept; now and then the other one gets another chance. Stretches are known
-by the line of the read before them (or of the optimizer step, where nothing is read) and by the first op that comes,
-its line and the shapes it takes; the first one in a context goes the way of the last that began with the same op.
-Stretches in which something was compiled, or run for the first time, do not count. Where a stretch suddenly takes
-twice as long, or half, it is another one than it was: both ways are measured again.
-
-What was chosen is owed to the compile cache, and what another process chose may be offered by it (`choices`): it is
-then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
+values (`loss.item()`) is what the program's user waits for, whichever way its ops ran: such a stretch (`stretch`) is
+what is timed. Stretches are known by the line of the read before them (or of the optimizer step, where nothing is read,
+or where the context is entered) and by the first op that comes, its line and the shapes it takes; a new one goes the
+way that was found for another that began with the same op, for as long as it takes about as long. Stretches in which
+something was compiled, or run for the first time, do not count.
 
 Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
 try again (`aside`).
@@ -18,191 +14,33 @@ try again (`aside`).
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .bounded import Bounded
-from .events import LOG
-from .site import describe
+from .stretch import Pieces, Place, Stretch, Times
 
-SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
-MOST = 4 * SAMPLES  # and no more, where they end here and there
-# Fused has to take less than this part of the native time: it also takes memory, and what the program holds goes to
-# other memory after a context is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
-WORTH = 0.9
-CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
-# Stretches until the other way is tried again: after a close call, after any other; then doubled each time.
-SOON, AGAIN, LONGEST = 64, 256, 16_384
-FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
+TRUST = 2.0  # seconds that what was found in one context is taken for true of the next one that is entered there
 PLACES = 1024
-FLUSHES, ASKS = 64, 4  # in a stretch that can be told from others elsewhere; times that a stretch's choice is asked for
+FLUSHES = 64  # in a stretch that can be told from others elsewhere
 
-Place = Hashable
-Pieces = tuple[tuple[str, str], ...]  # the regions of a flush: who runs it (xla or aten), the digest of its key
-Ran = tuple[Pieces | None, ...]  # the flushes of a stretch; None where a region has no key
-Turn = Literal["step", "sync", "call"]
-TURNS: tuple[Turn, ...] = ("step", "sync", "call")
-
-
-@dataclass
-class Steady:
-    """Whether times stay about what they were."""
-
-    expected: float = 0.0  # 0: the first one says
-    surprises: int = 0
-
-    def holds(self, seconds: float) -> bool:
-        """Take one more time; False when it has become clear that they are others now."""
-        if not self.expected:
-            self.expected = seconds
-        off = seconds > FACTOR * self.expected or FACTOR * seconds < self.expected
-        self.surprises = self.surprises + 1 if off else 0
-        return self.surprises < SURPRISES
-
-
-class Times:
-    """What stretches took that began alike and ran the same way, by where they ended: a loop that reads its loss every
-    tenth step has stretches of a step, and short ones from the last step to the read.
-
-    The first one pays for the change of ways and does not count.
-    """
-
-    def __init__(self) -> None:
-        self.by_end: dict[Place, list[float]] = {}
-        self.count = 0
-
-    def add(self, end: Place, seconds: float) -> None:
-        """One more."""
-        if self.count:
-            self.by_end.setdefault(end, []).append(seconds)
-        self.count += 1
-
-    def of(self, end: Place) -> list[float]:
-        """Those that ended there."""
-        return self.by_end.get(end, [])
-
-    def usual(self) -> Place:
-        """Where most of them ended."""
-        return max(self.by_end, key=lambda end: len(self.by_end[end]), default=None)
-
-    def suffice(self, end: Place) -> bool:
-        """Whether there are enough of those that ended there, or it has become clear that there will not be."""
-        return len(self.of(end)) >= SAMPLES - 1 or self.count >= MOST
-
-    def clear(self) -> None:
-        """Begin again."""
-        self.by_end.clear()
-        self.count = 0
-
-
-def is_worth(fused: float, native: float) -> bool:
-    """Whether what runs so fast fused should."""
-    return fused < WORTH * native
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The faster way, and what the fastest stretch took each way, in seconds."""
-
-    native: bool
-    fused_s: float
-    native_s: float
-
-    @property
-    def is_close(self) -> bool:
-        """Whether the two ways took about as long."""
-        return max(self.fused_s, self.native_s) <= CLOSE * min(self.fused_s, self.native_s)
-
-
-@dataclass
-class Stretch:
-    """What is known about the stretches that begin in one way.
-
-    `owed` is what the compile cache is to be told of (what ran, where it ended, the choice), or to be asked for (no
-    choice); `offered` is its answer, which comes from another thread.
-    """
-
-    place: Place
-    fused: Times = field(default_factory=Times)
-    native: Times = field(default_factory=Times)
-    end: Place = None  # of those that decided
-    chosen: bool | None = None  # native; None while it is being measured
-    left: int = 0
-    length: int = 0
-    steady: Steady = field(default_factory=Steady)
-    ran: dict[Place, Ran] = field(default_factory=dict)  # by the last fused one that ended there
-    asked: set[Ran] = field(default_factory=set)
-    owed: list[tuple[Ran, Place, Choice | None]] = field(default_factory=list)
-    offered: tuple[Place, Choice] | None = None
-
-    def took(self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = ()) -> None:
-        """One of them is over."""
-        if self.chosen is None:
-            (self.native if native else self.fused).add(end, seconds)
-            if not native:
-                self.ran[end] = ran = tuple(flushes)
-                if ran and ran not in self.asked and len(self.asked) < ASKS:
-                    self.asked.add(ran)
-                    self.owed.append((ran, end, None))
-        elif native is self.chosen and end == self.end and not self.steady.holds(seconds):
-            self.chosen, self.length = None, 0
-            self.fused.clear()
-            self.native.clear()
-
-    def wants_native(self) -> bool:
-        """Which way the next stretch of this kind should run."""
-        if self.offered is not None:
-            (end, choice), self.offered = self.offered, None
-            if self.chosen is None:  # else what was measured here came first
-                self.end = end
-                self._settle_on(choice, remembered=True)
-        if self.chosen is not None:
-            if self.left:
-                self.left -= 1
-                return self.chosen
-            (self.fused if self.chosen else self.native).clear()
-            self.chosen = None
-        self.end = (self.fused if self.fused.count else self.native).usual()
-        if not self.fused.suffice(self.end):
-            return False
-        return not self.native.suffice(self.end) or self._choose()
-
-    def _choose(self) -> bool:
-        # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
-        fused, native = (min(times.of(self.end), default=0.0) for times in (self.fused, self.native))
-        choice = Choice(bool(native) and not is_worth(fused, native), fused, native)
-        if fused and native:
-            self.owed.append((self.ran.get(self.end, ()), self.end, choice))
-        return self._settle_on(choice, remembered=False)
-
-    def _settle_on(self, choice: Choice, remembered: bool) -> bool:
-        first = SOON if choice.is_close else AGAIN
-        self.length = min(2 * self.length, LONGEST) or first
-        self.chosen, self.left = choice.native, self.length
-        self.steady = Steady(choice.native_s if choice.native else choice.fused_s)
-        site = str(describe(self.place))  # type: ignore[arg-type]
-        LOG.emit(
-            "pace",
-            site=site,
-            native=choice.native,
-            fused_s=choice.fused_s,
-            native_s=choice.native_s,
-            remembered=remembered,
-        )
-        return choice.native
-
+Turn = Literal["step", "sync", "read", "entry"]
+TURNS: tuple[Turn, ...] = ("step", "sync", "read")
 
 # What has been measured, and where a program reads: for all contexts of the process.
 STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
 ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
 BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
+# Until when all of a context that is entered there is to run natively, and the stretch that it is, if it is one.
+ENTRIES: Bounded[Place, tuple[float, Stretch | None]] = Bounded(PLACES)
 
 
 def forget() -> None:
     """As if the process had just started."""
-    for table in (STRETCHES, ALIKE, BOUNDARIES):
+    for table in (STRETCHES, ALIKE, BOUNDARIES, ENTRIES):
         table.clear()
 
 
@@ -216,10 +54,41 @@ class Pace:
     running: Stretch | None = None
     began: float = 0.0
     disturbed: bool = True  # the stretch that is running does not count
+    last: Times | None = None  # where the one before it was counted, if it was
     stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
     flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
     unread: bool = True  # nothing has been read since the last optimizer step
+    entry: Place = None  # where the context was entered
+    alone: float = math.inf  # until when all that has been begun is to run natively
+    begun: int = 0  # stretches since the last turn
+    single: Stretch | None = None  # the one that there is in a turn
     unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
+
+    def enter(self, place: Place) -> float:
+        """A context is entered at `place`: until when all of it is to run natively, as far as is known; 0 if it is
+        not."""
+        self.entry = self.after = (place, "entry")
+        self.disturbed, self.began = False, time.perf_counter()
+        until, self.single = ENTRIES.get(self.entry, (0.0, None))
+        return until
+
+    def amend(self, seconds: float) -> None:
+        """The stretch that ended last has taken so much more."""
+        if self.last is not None:
+            self.last.amend(self.after, seconds)
+
+    def leave(self) -> None:
+        """The context is left."""
+        now = time.perf_counter()
+        if self.running is None:  # torch was alone all the time
+            self._was_alone(now - self.began)
+        elif self.entry is not None:
+            ENTRIES[self.entry] = min(self.alone, now + TRUST), self.running if self.begun == 1 else None
+
+    def _was_alone(self, seconds: float) -> None:
+        stretch = self.single
+        if stretch is not None and stretch.trying:
+            stretch.alone_s = min(seconds, stretch.alone_s or seconds)
 
     def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
@@ -232,8 +101,9 @@ class Pace:
             BOUNDARIES[key] = True
         now = time.perf_counter()
         if not self.waiting and self.running is not None:
+            self.last = None
             if not self.disturbed:
-                self.running.took(now - self.began, self.native, key, self.flushes)
+                self.last = self.running.took(now - self.began, self.native, key, self.flushes)
             if not self.chose_native:
                 self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
@@ -251,14 +121,18 @@ class Pace:
         Returns:
             Whether the way in which ops run has changed.
         """
-        if self.after is None:  # entering the context is a part of it, so there is nothing to measure
-            stretch = ALIKE.get((place, first)) or Stretch(place)
+        key, alike = (self.after, place, first), ALIKE.get((place, first))
+        if self.after is None:  # what the program did while torch was alone is a part of it: nothing to measure
+            stretch = alike or Stretch(place)
         else:
-            key = (self.after, place, first)
-            stretch = STRETCHES.get(key) or Stretch(place)
-            STRETCHES[key] = ALIKE[place, first] = stretch
+            found = STRETCHES.get(key)
+            if (found is None or found.is_unknown) and alike is not None and alike.is_settled:
+                found = alike.twin()
+            stretch = STRETCHES[key] = ALIKE[place, first] = found or Stretch(place)
         before, self.native = self.native, stretch.wants_native()
         self.running, self.waiting = stretch, False
+        self.begun += 1
+        self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
         return self.native is not before
 
     @property
@@ -271,20 +145,22 @@ class Pace:
         """Whether the stretch that is running, or ran last, runs natively by choice."""
         return self.running is not None and self.running.chosen is True
 
-    def rest(self, turn: Turn) -> int:
-        """A turn has ended: for how many of its kind everything is to run natively, as far as is known."""
+    def rest(self, turn: Turn) -> float:
+        """A turn has ended: until when everything is to run natively, as far as is known; 0 if it is not."""
+        self.single, self.begun = self.running if self.begun == 1 else None, 0
         known = turn not in self.unsure and not self.unread
         self.unsure.discard(turn)
         self.unread = self.unread or turn == "step"
         if not known or self.running is None or not self.chose_native:
-            return 0
-        left, self.running.left = self.running.left, 0
-        return left
+            return 0.0
+        return self.running.until
 
-    def resume(self, left: int) -> None:
-        """The front door is back, `left` turns before it had to be."""
-        if self.running is not None:
-            self.running.left = max(left, 0)
+    def resume(self, fastest: float) -> None:
+        """The front door is back, and the fastest turn took so long (0: there was none). What was read in the meantime
+        is not known."""
+        if fastest:
+            self._was_alone(fastest)
+        self.after = None
         self.restart()
 
     def restart(self) -> None:

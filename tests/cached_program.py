@@ -74,9 +74,10 @@ def gpt(steps: int = 2) -> Any:
 
 def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     """A loop with one read, on a clock that only passes as it is told to: whether each round ran natively."""
-    pace = importlib.import_module("fused_eager.pace")
-    clock, real = types.SimpleNamespace(now=0.0), pace.time
-    pace.time = types.SimpleNamespace(perf_counter=lambda: clock.now)
+    clocks = [importlib.import_module(f"fused_eager.{name}") for name in ("pace", "stretch", "intercept", "aside")]
+    clock, real = types.SimpleNamespace(now=0.0), time
+    for module in clocks:
+        module.time = types.SimpleNamespace(perf_counter=lambda: clock.now)
     door = current_door()
     assert door is not None
     kept, x, ways = keeper(door.stream.config), torch.linspace(-1, 1, 24), []
@@ -90,7 +91,8 @@ def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
             if kept is not None:
                 kept.flush()  # no round may be over before the cache has answered
     finally:
-        pace.time = real
+        for module in clocks:
+            module.time = real
     return ways
 
 

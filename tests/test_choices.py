@@ -15,7 +15,8 @@ from fused_eager.cache import generate
 from fused_eager import caching, choices, load, pace, surroundings
 from fused_eager.choices import Absurd, from_bytes, to_bytes
 from fused_eager.cli import main
-from fused_eager.pace import AGAIN, FLUSHES, SAMPLES, SURPRISES, Choice
+from fused_eager.pace import FLUSHES
+from fused_eager.stretch import AGAIN, SAMPLES, SURPRISES, Choice
 from tests.cached_program import paced, small
 from tests.streams import events, open_stream
 from tests.test_caching import _machine, child, own_process, run

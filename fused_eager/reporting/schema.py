@@ -131,7 +131,10 @@ KINDS: dict[str, Kind] = {
             "aside",
             "Torch ran alone for a while, because that was measured to be faster, or until something was compiled.",
             (
-                Field("turn", "text", "what was counted: step (of an optimizer), sync or call (of a module)"),
+                Field(
+                    "turn", "text",
+                    "what was counted: step (of an optimizer), sync, read (of a value) or entry (of a context)",
+                ),
                 Field("turns", "integer", "how many of them"),
                 Field("seconds", "number", "for how long"),
             ),
