@@ -30,7 +30,9 @@ from .progress import waiting
 if TYPE_CHECKING:
     from .load import Ready
 
-MEETINGS = 16  # of a stream that is being compiled, until its thread stops recording: reports live on what is recorded
+# With a stream that is being compiled, or reads in that time, until a thread stops recording: reports live on what is
+# recorded.
+MEETINGS = 16
 PER_OP = 0.01  # seconds that XLA takes to compile one op, roughly
 PART = 0.5  # of a stream's own time on ATen that a program waits for its compilation
 NICE = 5  # where cores are short the program goes first
@@ -90,6 +92,7 @@ class Queue:
         self._lock = threading.Lock()
         self._writer: Writer | None = None
         self._open = 0
+        self._disturbed = 0  # reads since something is being compiled
         self._resting: list[Spell] = []
 
     @property
@@ -124,6 +127,12 @@ class Queue:
                 spell.rest(lambda: not self.busy)
                 self._resting.append(spell)
 
+    def disturb(self, spell: Spell) -> None:
+        """A thread of the program has read a value: how long it took says nothing, as something is being compiled."""
+        self._disturbed += 1
+        if self._disturbed >= MEETINGS:
+            self.rest(spell)
+
     def wait(self) -> None:
         """Return when everything that was asked for is compiled."""
         if self._writer is not None and self._open:
@@ -134,6 +143,7 @@ class Queue:
         with self._lock:
             self._open -= 1
             if not self._open:
+                self._disturbed = 0
                 for spell in self._resting:
                     spell.wake()
                 self._resting.clear()
@@ -165,6 +175,9 @@ _own = threading.local()
 def busy() -> bool:
     """Whether anything is being compiled in the background."""
     return _QUEUE.busy
+
+
+disturb = _QUEUE.disturb
 
 
 def is_own_thread() -> bool:

@@ -275,6 +275,8 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
     if stream.config.measures and not stream.pace.stepping:
         if stream.spell.left or background.busy():
             stream.pace.restart()
+            if not stream.spell.left and stream.pace.is_sampling:
+                background.disturb(stream.spell)
         stream.pace.passed(place, waited, stepped)
         running = stream.pace.running
         if running is not None and running.owed:

@@ -109,6 +109,27 @@ def test_a_thread_that_waits_for_nothing_records_nothing(held: threading.Event) 
     assert len(seen) >= recorded + 2, "and once it is done recording goes on"
 
 
+def test_streams_that_are_there_rest_too_while_another_one_is_compiled(held: threading.Event) -> None:
+    """What they take then says nothing, and the compiler is in their way at each turn."""
+    known, other = make_step(77), make_step(78)
+    held.set()
+    with fused_eager(compile="auto", native="measured"):
+        known(), known()
+        background.wait()
+        held.clear()
+        other(), other()
+        assert background.busy()
+        with events("flush") as seen:
+            for _ in range(4 * background.MEETINGS):
+                known()
+        assert 0 < len(seen) <= background.MEETINGS
+        held.set()
+        background.wait()
+        with events("flush") as seen:
+            known(), known()
+        assert seen, "and once it is done recording goes on"
+
+
 def test_a_loop_without_sync_points_goes_on_recording(held: threading.Event) -> None:
     with fused_eager(compile="auto", max_pending=4), events("flush") as seen:
         x = torch.ones(8)
