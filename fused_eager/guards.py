@@ -328,7 +328,7 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 def cut(reason: Reason) -> None:
     """Flush the calling thread's stream, if it has one in mode fused."""
     door = current_door()
-    if door is not None and door.stream.config.mode == "fused":
+    if door is not None and not door.aside and door.stream.config.mode == "fused":
         passed_sync(door.stream)
         run.flush(door.stream, reason)
 

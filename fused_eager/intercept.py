@@ -26,7 +26,7 @@ from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Turn
 from .reasons import Reason
 from .stream import Stream
-from .stretch import Steady
+from .stretch import FACTOR, Steady
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -42,6 +42,7 @@ def _is_plain(kind: type) -> bool:
 
 
 TOLD_EVERY = 5.0  # seconds
+READS_TOGETHER = 8  # whose times are compared with those of so many others
 
 
 class Watcher(TorchDispatchMode):
@@ -83,7 +84,7 @@ class FrontDoor(TorchDispatchMode):
         modes = quiet.stack()
         if self in modes:
             self._aside, self.turn, self.until = modes[: modes.index(self)], turn, until
-            self._steady, self._fastest = Steady(), math.inf
+            self._steady, self._fastest, self._slowest, self._spent = Steady(), math.inf, 0.0, 0.0
             self._turns, self._left = 0, time.perf_counter()
             self._since = 0.0 if turn == "entry" else self._left
             quiet.restack([mode for mode in modes if mode is not self])
@@ -100,10 +101,15 @@ class FrontDoor(TorchDispatchMode):
                 self._tell()
             self.stream.spell.passed_sync()
             if before:
-                self._fastest = min(self._fastest, now - before)
-                if not self._steady.holds(now - before):
-                    self.come_back()  # it is another program now
-                    return
+                took = now - before
+                self._fastest, self._slowest = min(self._fastest, took), max(self._slowest, took)
+                self._spent += took
+                # A turn of a loop may read several values, one long after the one before it and the others not.
+                if turn != "read" or self._turns % READS_TOGETHER == 0:
+                    spent, self._spent = self._spent, 0.0
+                    if not self._steady.holds(spent):
+                        self.come_back()  # it is another program now
+                        return
         if now >= self.until and not self.stream.spell.left:
             self.come_back()
 
@@ -124,7 +130,8 @@ class FrontDoor(TorchDispatchMode):
     def _return(self) -> None:
         self._aside = None
         self._tell()
-        self.stream.pace.resume(0.0 if self._fastest == math.inf else self._fastest)
+        alike = self._slowest <= FACTOR * self._fastest < math.inf  # else turns are not all the same
+        self.stream.pace.resume(self._fastest if alike else 0.0)
 
     def __exit__(self, *error: Any) -> None:
         if self._aside is not None:

@@ -156,8 +156,8 @@ class Pace:
         return self.running.until
 
     def resume(self, fastest: float) -> None:
-        """The front door is back, and the fastest turn took so long (0: there was none). What was read in the meantime
-        is not known."""
+        """The front door is back, and the fastest of turns that took about as long took so long (0: they did not). What
+        was read in the meantime is not known."""
         if fastest:
             self._was_alone(fastest)
         self.after = None

@@ -237,6 +237,7 @@ class Stretch:
     def _try_alone(self, native: float) -> bool:
         """Before fused is chosen: below our mode torch takes more time than alone, sometimes twice as much."""
         self.tried = self.trying = self.chosen = True
+        self.native.count, self.native.spent = self.native.count + SAMPLES, self.native.spent + SAMPLES * native
         self.until, self.steady = time.perf_counter() + SAMPLES * native, Steady()
         return True
 

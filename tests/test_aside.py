@@ -297,7 +297,7 @@ def test_where_nothing_else_comes_round_reads_do(growing: Callable[[], float]) -
 @pytest.mark.parametrize(
     "read",
     [*map(methodcaller, ("item", "tolist", "numpy")), bool, int, float, complex, str, range(9).__getitem__],
-    ids=str,
+    ids=["item", "tolist", "numpy", "bool", "int", "float", "complex", "str", "index"],
 )
 def test_any_read_is_a_turn(native_wins: None, read: Callable[[torch.Tensor], Any]) -> None:
     """Also those that no dispatcher sees. They hand out what they do in eager."""

@@ -117,7 +117,7 @@ def test_a_context_of_which_a_part_is_fused_is_entered_recording(monkeypatch: py
 def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a busy moment decided is not kept for as long as a clear choice."""
     clock, own = Clock(monkeypatch), Pace()
-    wrong = ways(clock, fused=1.0, native=1.25, stretches=len(MEASURED), own=own)
+    wrong = ways(clock, fused=1.0, native=1.125, stretches=len(MEASURED), own=own)
     assert wrong == MEASURED
     later = ways(clock, fused=1.0, native=0.8, stretches=SOON + 2 * SAMPLES, own=own)
     assert not any(later[:SOON]) and all(later[SOON:])
