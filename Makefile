@@ -15,7 +15,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-full bench check-speed lint format clean
+.PHONY: demo test test-full bench bench-programs check-speed lint format clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -28,6 +28,10 @@ test-full: .venv/.made-full
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Many small programs of every kind, plain and fused, instead of the few workloads.
+bench-programs: .venv/.made
+	$(BIN)/python -m benchmarks --programs $(ARGS)
 
 # Ratios against plain eager, held to generous bounds: a minute, and no time in it.
 check-speed: .venv/.made

@@ -13,6 +13,7 @@ from benchmarks import check, environment
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time workloads against plain eager.")
     parser.add_argument("names", nargs="*", metavar="WORKLOAD", help="names or beginnings of names; default: all")
+    parser.add_argument("--programs", action="store_true", help="everyday programs instead; no fresh processes")
     parser.add_argument("--list", action="store_true", help="list workloads and systems and stop")
     parser.add_argument("--check", action="store_true", help="hold a few quick workloads to bounds; 1 if one fails")
     parser.add_argument("--modes", default="fused,strict,compile", help="systems beside eager, with commas")
@@ -31,6 +32,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.threads < 1 or (args.rounds is not None and args.rounds < 1):
         parser.error("--threads and --rounds must be at least 1")
+    if args.check and args.programs:
+        parser.error("no bounds are set for --programs, so there is nothing to --check")
     return args
 
 
@@ -47,18 +50,20 @@ def run(args: argparse.Namespace) -> int:
     from benchmarks import table
     from benchmarks.measure import QUICK, Effort, measure
     from benchmarks.probe import probe
+    from benchmarks.programs import PROGRAMS
     from benchmarks.systems import REFERENCE, SYSTEMS
-    from benchmarks.workloads import WORKLOADS, Size, select
+    from benchmarks.workloads import ROWS, Size, select
 
+    known = PROGRAMS if args.programs else ROWS
     if args.list:
-        print("\n".join(f"{name:24} {row.about}" for name, row in WORKLOADS.items()))
-        print("\n".join(f"{name:24} {system.about}" for name, system in SYSTEMS.items()))
+        print("\n".join(f"{row.name:28} {row.about}" for row in known))
+        print("\n".join(f"{name:28} {system.about}" for name, system in SYSTEMS.items()))
         return 0
     unknown = [name for name in args.modes.split(",") if name not in SYSTEMS]
     if unknown:
         raise SystemExit(f"no system is called {unknown[0]!r}; known: {', '.join(SYSTEMS)}")
     try:
-        workloads = select(args.names)
+        workloads = select(args.names, known)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     systems = [SYSTEMS[name] for name in args.modes.split(",") if name != REFERENCE.name]
@@ -70,10 +75,11 @@ def run(args: argparse.Namespace) -> int:
 
     rows: list[table.Row] = []
     names = [REFERENCE.name, *(system.name for system in systems)]
+    probed = [] if args.quick or args.no_probe or args.programs else names
     for workload in workloads:
         print(f"... {workload.name}", file=sys.stderr, flush=True)
         row = table.Row(workload.name, workload.about, workload.trains, measure(workload, systems, effort, size))
-        for name in [] if args.quick or args.no_probe else names:
+        for name in probed:
             try:
                 row.probes[name] = probe(workload.name, name, size)
             except RuntimeError as error:

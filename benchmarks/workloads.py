@@ -6,7 +6,7 @@ A step is the same code in every system. An inference step returns its result, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -245,15 +245,16 @@ ROWS = (
 WORKLOADS: dict[str, Workload] = {row.name: row for row in ROWS}
 
 
-def select(patterns: list[str]) -> list[Workload]:
+def select(patterns: Sequence[str], rows: Sequence[Workload] = ROWS) -> list[Workload]:
     """The rows that are called like one of the patterns or begin with it, in table order; all for no pattern.
 
     Raises ValueError for a pattern that selects nothing.
     """
+    known = [row.name for row in rows]
     chosen: set[str] = set()
     for pattern in patterns:
-        names = [pattern] if pattern in WORKLOADS else [name for name in WORKLOADS if name.startswith(pattern)]
+        names = [pattern] if pattern in known else [name for name in known if name.startswith(pattern)]
         if not names:
-            raise ValueError(f"no workload is called {pattern!r}; known: {', '.join(WORKLOADS)}")
+            raise ValueError(f"no workload is called {pattern!r}; known: {', '.join(known)}")
         chosen.update(names)
-    return [row for row in ROWS if not patterns or row.name in chosen]
+    return [row for row in rows if not patterns or row.name in chosen]

@@ -8,34 +8,58 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, environment, measure, probe, table
+from benchmarks import check, environment, measure, model_programs, probe, table
+from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
-from benchmarks.workloads import WORKLOADS, select
+from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
 
 BRIEF = measure.Effort(rounds=2, block_s=1e-4, settle_s=5.0)
-each = pytest.mark.parametrize("name", WORKLOADS)
+EVERYDAY = {row.name: row for row in PROGRAMS}
+ALL = {**WORKLOADS, **EVERYDAY}
 # Rows that differ at full size only are the same work when tiny.
 DISTINCT = sorted({(row.setup.__name__, *row.tiny.items()): name for name, row in WORKLOADS.items()}.values())
 
 
-@each
+@pytest.mark.parametrize("name", ALL)
 def test_equal_seeds_give_equal_finite_results(name: str) -> None:
-    runner, first = measure.first_results(WORKLOADS[name], REFERENCE, "tiny")
-    _, second = measure.first_results(WORKLOADS[name], REFERENCE, "tiny")
+    runner, first = measure.first_results(ALL[name], REFERENCE, "tiny")
+    _, second = measure.first_results(ALL[name], REFERENCE, "tiny")
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert all(a.isfinite().all() for a in first)
-    assert isinstance(runner.once(), float) == WORKLOADS[name].trains
+    assert isinstance(runner.once(), float) == ALL[name].trains
 
 
-@pytest.mark.parametrize("system", ["fused", "strict"])
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", ALL)
+def test_rows_say_whether_their_steps_draw_random_numbers(name: str) -> None:
+    step = ALL[name].build(REFERENCE.wrap, "tiny")
+    before = torch.get_rng_state()
+    step()
+    assert ALL[name].draws != torch.equal(torch.get_rng_state(), before)
+
+
+def test_names_are_unique_and_sizes_go_by_the_same_names() -> None:
+    assert len(ALL) == len(ROWS) + len(PROGRAMS)
+    assert all(row.full.keys() == row.tiny.keys() for row in PROGRAMS)
+
+
+def _everyday(row: Workload) -> Any:
+    # Models take seconds to compile; `make test` trains enough others.
+    slow = row.setup.__module__ == model_programs.__name__
+    return pytest.param(row.name, "fused", marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [*((name, system) for name in DISTINCT for system in ("fused", "strict")), *map(_everyday, PROGRAMS)],
+)
 def test_our_modes_compute_what_eager_computes(name: str, system: str) -> None:
-    workload = WORKLOADS[name]
+    workload = ALL[name]
     _, plain = measure.first_results(workload, REFERENCE, "tiny")
     _, ours = measure.first_results(workload, SYSTEMS[system], "tiny")
     worst, equal = measure.compare(workload, SYSTEMS[system], ours, plain)
@@ -67,6 +91,12 @@ def test_every_workload_is_measured_and_rendered(name: str) -> None:
 )
 def test_workloads_are_chosen_by_name_or_beginning(arguments: list[str], expected: list[str]) -> None:
     assert [row.name for row in select(arguments)] == expected
+
+
+def test_programs_are_chosen_as_workloads_are() -> None:
+    assert [row.name for row in select(["kmeans_", "lstm"], PROGRAMS)] == ["lstm_train", "kmeans_onehot"]
+    with pytest.raises(ValueError, match="no workload is called 'gpt_adamw'; known: lstm_train, "):
+        select(["gpt_adamw"], PROGRAMS)
 
 
 def test_unknown_workloads_are_refused_with_the_known_ones() -> None:
@@ -220,6 +250,15 @@ def test_command_prints_header_table_and_json(capsys: pytest.CaptureFixture[str]
         assert [row["workload"] for row in json.load(text)["rows"]] == ["tiny", "decode_32"]
 
 
+def test_command_runs_programs_without_fresh_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command.parse(["--programs", "big_matmul", "--modes=eager", "--tiny", "--rounds=1"])
+    assert not arguments.quick  # which has none anyway
+    assert command.run(arguments) == 0
+    out = capsys.readouterr().out
+    assert "| big_matmul " in out
+    assert "| first step" not in out
+
+
 @pytest.mark.parametrize(("optional", "code"), [(True, 0), (False, 1)])
 def test_exit_code_tells_of_failures_that_matter(
     optional: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -230,10 +269,18 @@ def test_exit_code_tells_of_failures_that_matter(
     assert "wrong results" in capsys.readouterr().out
 
 
-def test_command_lists_workloads_and_systems(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--list") == 0
+@pytest.mark.parametrize(("flags", "rows"), [([], WORKLOADS), (["--programs"], EVERYDAY)])
+def test_command_lists_workloads_and_systems(
+    flags: list[str], rows: dict[str, Workload], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--list", *flags) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert listed == {*WORKLOADS, *SYSTEMS}
+    assert listed == {*rows, *SYSTEMS}
+
+
+def test_programs_have_no_bounds_to_check() -> None:
+    with pytest.raises(SystemExit):
+        run("--programs", "--check")
 
 
 def test_unknown_systems_are_refused() -> None:
@@ -248,7 +295,7 @@ def test_environment_names_threads_and_malloc() -> None:
     assert set(raised) - set(plain) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"}
 
 
-ROWS = [check.Bound("one", "fused", 1.0), check.Bound("two", "fused", 2.0)]
+BOUNDS = [check.Bound("one", "fused", 1.0), check.Bound("two", "fused", 2.0)]
 
 
 class Measured:
@@ -266,7 +313,7 @@ class Measured:
 
 def test_ratios_within_their_bounds_pass_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(one=[1.0], two=[0.5])
-    assert check.check(ROWS, measured) == 0
+    assert check.check(BOUNDS, measured) == 0
     assert measured.asked == [["one/fused", "two/fused"]]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [
@@ -277,35 +324,35 @@ def test_ratios_within_their_bounds_pass_at_once(capsys: pytest.CaptureFixture[s
 
 def test_a_row_that_misses_is_measured_again_alone(capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(one=[0.5], two=[7.0, 3.0, 1.5])
-    assert check.check(ROWS, measured) == 0
+    assert check.check(BOUNDS, measured) == 0
     assert measured.asked == [["one/fused", "two/fused"], ["two/fused"], ["two/fused"]]
     assert capsys.readouterr().out.count("MISSED") == 2
 
 
 def test_a_row_that_misses_each_time_fails_with_bound_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(one=[1.5, 1.25, 1.125, 0.1], two=[1.0])
-    assert check.check(ROWS, measured) == 1
+    assert check.check(BOUNDS, measured) == 1
     assert len(measured.asked) == check.ATTEMPTS
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "FAILED one/fused: at most 1.00 of plain eager's time is allowed, measured 1.50, 1.25, 1.12"
 
 
 def test_a_process_that_dies_or_never_ends_is_a_miss() -> None:
-    assert check.check(ROWS, Measured(one=[], two=[1.0])) == 1
+    assert check.check(BOUNDS, Measured(one=[], two=[1.0])) == 1
     late = Measured(one=[1.0], two=[])
     late.figures["two/fused"] = iter([None, None, 2.0])  # type: ignore[assignment]
-    assert check.check(ROWS, late) == 0
+    assert check.check(BOUNDS, late) == 0
 
 
 def test_wrong_results_are_no_noise(capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(one=["wrong results: off by 1", 0.5], two=[1.0])
-    assert check.check(ROWS, measured) == 1
+    assert check.check(BOUNDS, measured) == 1
     assert len(measured.asked) == 1
     assert "FAILED one/fused: wrong results: off by 1" in capsys.readouterr().out
 
 
 def test_no_figure_is_no_pass() -> None:
-    assert check.check(ROWS[:1], Measured(one=[math.nan] * check.ATTEMPTS)) == 1
+    assert check.check(BOUNDS[:1], Measured(one=[math.nan] * check.ATTEMPTS)) == 1
 
 
 def test_bounds_are_on_workloads_and_systems_that_exist() -> None:
