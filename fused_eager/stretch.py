@@ -247,7 +247,8 @@ class Stretch:
         first = (SOON if choice.is_close else AGAIN) * choice.best
         self.length = max(first, min(2 * self.length, LONGEST * choice.best), lost / LOSS)
         self.chosen, self.until = choice.native, time.perf_counter() + self.length
-        self.steady = Steady(choice.best)
+        # What is timed is torch below our mode, which may be a good deal slower than alone.
+        self.steady = Steady((choice.native and self.native.best(self.end)) or choice.best)
         site = str(describe(self.place))  # type: ignore[arg-type]
         LOG.emit(
             "pace",

@@ -114,6 +114,23 @@ def test_a_context_of_which_a_part_is_fused_is_entered_recording(monkeypatch: py
         assert (Pace().enter(tuple(firsts)) > clock.now) is alone
 
 
+def test_torch_below_our_mode_is_not_taken_for_another_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was found to take 1.0 alone, and takes 3.0 at the beginning of each context."""
+    clock, own = Clock(monkeypatch), Pace()
+    own.passed(READ, True)
+    stretch = Stretch(READ)
+    for way, seconds in ((False, 2.5), (True, 3.0)):
+        for _ in range(SAMPLES):
+            assert stretch.wants_native() is way
+            stretch.took(seconds, way, READ)
+    assert stretch.wants_native() and stretch.trying
+    stretch.alone_s, clock.now = 1.0, 100.0
+    assert stretch.wants_native() and not stretch.trying
+    for _ in range(2 * SURPRISES):
+        stretch.took(3.0, True, READ)
+    assert stretch.chosen, "3.0 is what it takes there"
+
+
 def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a busy moment decided is not kept for as long as a clear choice."""
     clock, own = Clock(monkeypatch), Pace()
