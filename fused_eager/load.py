@@ -76,7 +76,6 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     known = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
     if not isinstance(ready, Ready):
-        stream.pace.restart()
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
             found = ready.meet(stream.spell)
         else:
@@ -85,6 +84,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if found.shapes is None:
             known[ending] = found
         ready = found
+        if not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
+            stream.pace.restart()
     stream.pace.flushed(ready.pieces)
     stream.spell.saw(not ready.unstable, ready.shapes if ready.unstable else None)
     return ready

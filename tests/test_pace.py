@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, pace
+from fused_eager.hotness import VARIANTS
 from fused_eager.pace import Pace
 from fused_eager.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Stretch
 
@@ -258,6 +259,27 @@ def test_one_slow_stretch_is_no_other_one(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(10):
         assert all(ways(clock, fused=2.0, native=10.0, stretches=1, own=own))
         assert all(ways(clock, fused=2.0, native=1.0, stretches=2, own=own))
+
+
+def test_what_is_not_compiled_because_its_shapes_change_is_measured_as_it_runs() -> None:
+    """An optimizer's step on the shapes of the sixth model of a process: the rest of the step is compiled."""
+
+    def changing(n: int) -> float:
+        return ((torch.ones(n) * 3 + 1).sqrt() - 7).square().sum().item()
+
+    def stable() -> float:
+        return (torch.ones(4) * 2).exp().sum().item()
+
+    with fused_eager(native="measured", compile="wait"):
+        for n in range(3, 3 + VARIANTS):
+            changing(n)
+        pace.forget()
+        for _ in range(2 * SAMPLES):
+            assert changing(40) == 40 * 25.0
+            stable()
+    line = changing.__code__.co_firstlineno + 1
+    found = [s for (_, place, _), s in pace.STRETCHES.items() if place[1] == line]
+    assert any(s.fused.count + s.native.count >= SAMPLES for s in found)
 
 
 @pytest.fixture
