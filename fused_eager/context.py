@@ -164,7 +164,7 @@ class fused_eager:
                 else:
                     boundary(stream, site.here(), True)
             if stream.config.measures:
-                stream.pace.leave()
+                stream.pace.leave(door.aside)
         finally:
             threads.close(door)
 

@@ -77,11 +77,12 @@ class Pace:
         if self.last is not None:
             self.last.amend(self.after, seconds)
 
-    def leave(self) -> None:
-        """The context is left."""
+    def leave(self, aside: bool) -> None:
+        """The context is left; `aside`: torch was alone then."""
         now = time.perf_counter()
-        if self.running is None:  # torch was alone all the time
-            self._was_alone(now - self.began)
+        if self.running is None:
+            if aside:  # all the time
+                self._was_alone(now - self.began)
         elif self.entry is not None:
             ENTRIES[self.entry] = min(self.alone, now + TRUST), self.running if self.begun == 1 else None
 

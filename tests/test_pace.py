@@ -87,7 +87,7 @@ def one_step(clock: Clock, place: object, fused: float, native: float, exit: flo
     if not own.native:
         clock.now += exit
         own.amend(exit)
-    own.leave()
+    own.leave(aside=False)
     return own.native
 
 
@@ -111,7 +111,7 @@ def test_a_context_of_which_a_part_is_fused_is_entered_recording(monkeypatch: py
         for first in firsts:
             own.begin(READ, first)
             own.passed(READ, True)
-        own.leave()
+        own.leave(aside=False)
         assert (Pace().enter(tuple(firsts)) > clock.now) is alone
 
 
