@@ -18,8 +18,8 @@ from benchmarks.workloads import Result, Size, Step, Workload
 CHECKED_STEPS = 3
 # Entering a context moves memory, and what was found to be faster takes hold after the first read.
 WARM_STEPS = 3
-# A steady state: nothing is compiled, and both ways of running have been tried (four times each).
-QUIET_STEPS = 12
+# A steady state: nothing is compiled, and both ways of running, and torch alone, have been tried (four times each).
+QUIET_STEPS = 20
 _DIFFERENT_DROPOUT = 0.1  # relative: other dropout masks move a loss of the first steps by less than this
 
 
