@@ -8,7 +8,9 @@ front door may step aside, and at a later one it returns.
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,13 +20,47 @@ from .buffers import LOCK
 from .pace import Turn
 from .reasons import Reason
 from .stream import STREAMS
-from .stretch import Place
+from .stretch import FACTOR, Place, Steady
 
 if TYPE_CHECKING:
     from .intercept import FrontDoor
 
 READS = 2  # values that are read without another kind of turn until reads are taken for one
 LEAST = 4  # sync points that a spell has to last to be worth the change
+TOGETHER = 8  # reads whose times are compared with those of so many others
+
+
+@dataclass
+class Turns:
+    """The turns of one kind while torch is alone: how many, since they were last told of, and what they take."""
+
+    kind: Turn
+    since: float  # when the one that is under way began; 0 where that is not known
+    count: int = 0
+    fastest: float = math.inf
+    slowest: float = 0.0
+    _spent: float = 0.0  # by those that have not been compared yet
+    _steady: Steady = field(default_factory=Steady)
+
+    def ended(self, now: float) -> bool:
+        """One has ended. False when it has become clear that they take another time now."""
+        began, self.since = self.since, now
+        self.count += 1
+        if not began:
+            return True
+        took = now - began
+        self.fastest, self.slowest = min(self.fastest, took), max(self.slowest, took)
+        self._spent += took
+        # A turn of a loop may read several values, one long after the one before it and the others not.
+        if self.kind == "read" and self.count % TOGETHER:
+            return True
+        spent, self._spent = self._spent, 0.0
+        return self._steady.holds(spent)
+
+    @property
+    def usual(self) -> float:
+        """What the fastest took, in seconds, if all took about as long; else 0."""
+        return self.fastest if self.slowest <= FACTOR * self.fastest < math.inf else 0.0
 
 
 def entered(door: FrontDoor, place: Place) -> None:

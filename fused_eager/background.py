@@ -167,6 +167,7 @@ class Queue:
 
 _QUEUE = Queue()
 wait = _QUEUE.wait
+disturb = _QUEUE.disturb
 os.register_at_fork(after_in_child=_QUEUE.forget)
 
 _own = threading.local()
@@ -175,9 +176,6 @@ _own = threading.local()
 def busy() -> bool:
     """Whether anything is being compiled in the background."""
     return _QUEUE.busy
-
-
-disturb = _QUEUE.disturb
 
 
 def is_own_thread() -> bool:

@@ -155,15 +155,15 @@ class fused_eager:
     def _end(door: FrontDoor) -> None:
         stream, began = door.stream, time.perf_counter()
         try:
-            if stream.config.measures and not door.aside:
-                # What is done to leave belongs to the last stretch, whether it has ended by now or not.
-                waiting = stream.pace.waiting
-                run.settle_all(Reason("cut.exit"), only=stream)
-                if waiting:
-                    stream.pace.amend(time.perf_counter() - began)
-                else:
-                    boundary(stream, site.here(), True)
             if stream.config.measures:
+                if not door.aside:
+                    # What is done to leave belongs to the last stretch, whether it has ended by now or not.
+                    waiting = stream.pace.waiting
+                    run.settle_all(Reason("cut.exit"), only=stream)
+                    if waiting:
+                        stream.pace.amend(time.perf_counter() - began)
+                    else:
+                        boundary(stream, site.here(), True)
                 stream.pace.leave(door.aside)
         finally:
             threads.close(door)

@@ -6,7 +6,6 @@ so a second one, a device of its own, needs no change there.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, native, quiet, record, run, site
-from .aside import turned
+from .aside import Turns, turned
 from .buffers import LOCK
 from .calls import shape_of
 from .config import Config
@@ -26,7 +25,6 @@ from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Turn
 from .reasons import Reason
 from .stream import Stream
-from .stretch import FACTOR, Steady
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
@@ -42,7 +40,6 @@ def _is_plain(kind: type) -> bool:
 
 
 TOLD_EVERY = 5.0  # seconds
-READS_TOGETHER = 8  # whose times are compared with those of so many others
 
 
 class Watcher(TorchDispatchMode):
@@ -65,7 +62,7 @@ class FrontDoor(TorchDispatchMode):
         self.hidden = False  # taken off the stack of modes for the length of a call
         self.reads = 0  # values that were read since the last other turn
         self.until = 0.0  # when it comes back, having stepped aside
-        self.turn: Turn = "step"  # and at which turn
+        self._turns = Turns("step", 0.0)  # in that time
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 
     @property
@@ -83,34 +80,21 @@ class FrontDoor(TorchDispatchMode):
         """
         modes = quiet.stack()
         if self in modes:
-            self._aside, self.turn, self.until = modes[: modes.index(self)], turn, until
-            self._steady, self._fastest, self._slowest, self._spent = Steady(), math.inf, 0.0, 0.0
-            self._turns, self._left = 0, time.perf_counter()
-            self._since = 0.0 if turn == "entry" else self._left
+            self._aside, self.until, self._left = modes[: modes.index(self)], until, time.perf_counter()
+            self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
             quiet.restack([mode for mode in modes if mode is not self])
 
     def stood_aside(self, turn: Turn) -> None:
         """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
-        if self.turn == "entry":
-            self.turn = turn
-        now, before = time.perf_counter(), self._since
-        if turn == self.turn:
-            self._since = now
-            self._turns += 1
+        now, turns, same = time.perf_counter(), self._turns, True
+        if turns.kind == "entry":
+            turns.kind = turn
+        if turn == turns.kind:
+            same = turns.ended(now)  # else it is another program now
             if now - self._left > TOLD_EVERY:
                 self._tell()
             self.stream.spell.passed_sync()
-            if before:
-                took = now - before
-                self._fastest, self._slowest = min(self._fastest, took), max(self._slowest, took)
-                self._spent += took
-                # A turn of a loop may read several values, one long after the one before it and the others not.
-                if turn != "read" or self._turns % READS_TOGETHER == 0:
-                    spent, self._spent = self._spent, 0.0
-                    if not self._steady.holds(spent):
-                        self.come_back()  # it is another program now
-                        return
-        if now >= self.until and not self.stream.spell.left:
+        if not same or (now >= self.until and not self.stream.spell.left):
             self.come_back()
 
     def come_back(self) -> None:
@@ -124,14 +108,13 @@ class FrontDoor(TorchDispatchMode):
     def _tell(self) -> None:
         """Say how long torch has been alone: a live view has nothing else to go by."""
         now = time.perf_counter()
-        LOG.emit("aside", turn=self.turn, turns=self._turns, seconds=now - self._left)
-        self._turns, self._left = 0, now
+        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._left)
+        self._turns.count, self._left = 0, now
 
     def _return(self) -> None:
         self._aside = None
         self._tell()
-        alike = self._slowest <= FACTOR * self._fastest < math.inf  # else turns are not all the same
-        self.stream.pace.resume(self._fastest if alike else 0.0)
+        self.stream.pace.resume(self._turns.usual)
 
     def __exit__(self, *error: Any) -> None:
         if self._aside is not None:
