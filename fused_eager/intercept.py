@@ -236,7 +236,10 @@ class FrontDoor(TorchDispatchMode):
         if not waits and not info.written:
             out = quiet.call(info.op, args, kwargs)
         else:
-            code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
+            if not info.op._schema.returns:
+                code = "sync.check"
+            else:
+                code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
             reason = Reason(code, str(info.op), site.describe(place))
             if info.op is torch.ops.aten._local_scalar_dense.default:
                 out = native.read_number(info, args[0], reason)

@@ -27,7 +27,7 @@ from .repeats import boundaries
 from .site import describe
 from .stream import Node
 
-# Their result may be unused, but an index out of range has to raise all the same.
+# Their checks are known of before they are lowered.
 _CHECKED = (OpClass.GATHER, OpClass.SCATTER)
 # Further calls, by structure number, whose lowering turned out to ask for checks.
 CHECKING: set[int] = set()
@@ -111,13 +111,23 @@ def may_check(node: Node) -> bool:
     return node.signature[0] in CHECKING or (rule is not None and rule.cls in _CHECKED)  # type: ignore[index]
 
 
+def _may_raise(node: Node) -> bool:
+    """Whether eager may refuse a node's values, so that it has to run though nobody reads its results.
+
+    Told by the op alone, not by what this process has seen of it: every process has to make the same plan. Of an op
+    without a row nothing is known.
+    """
+    rule = None if node.twin is None else rule_for(node.twin)
+    return rule is None or rule.may_raise
+
+
 def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
-    """The nodes that a live value or a run-time check depends on, in program order."""
+    """The nodes that a live value or an error depends on, in program order."""
     wanted = set(live)
     kept = []
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
-        if may_check(node) or any(r.vid in wanted for r in node.results):
+        if _may_raise(node) or any(r.vid in wanted for r in node.results):
             kept.append(i)
             wanted.update(operands(node))
     return kept[::-1]

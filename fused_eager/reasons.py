@@ -39,6 +39,13 @@ CODES: dict[str, Code] = {
             "y = torch.where(x > 0, x, 0).sum()",
         ),
         Code(
+            "sync.check",
+            "an op that raises for some values looked at them",
+            "use the variant that returns `info` instead",
+            "factor = torch.linalg.cholesky(a)",
+            "factor, info = torch.linalg.cholesky_ex(a)  # info.any() when it suits",
+        ),
+        Code(
             "sync.memory",
             "something asked for a tensor's memory",
             "keep data as tensors until the end",

@@ -92,7 +92,7 @@ def nll_loss_forward(
     return (loss / total if reduction == MEAN else loss), total
 
 
-@rule(["nll_loss_backward.default", "nll_loss2d_backward.default"], OpClass.POINTWISE)
+@rule(["nll_loss_backward.default", "nll_loss2d_backward.default"], OpClass.POINTWISE, may_raise=True)
 def nll_loss_backward(
     cx: Context, grad_output: Any, self: Any, target: Any, weight: Any, reduction: int, ignore_index: int,
     total_weight: Any,
@@ -136,7 +136,7 @@ def _margins(cx: Context, self: Any, target: Any, margin: Any, weight: Any) -> t
     return z, here, None if weight is None else take_at(weight, (0,), [at], 0)[:, None]
 
 
-@rule("multi_margin_loss.default", OpClass.REDUCTION, keep=["p"])
+@rule("multi_margin_loss.default", OpClass.REDUCTION, keep=["p"], may_raise=True)
 def multi_margin_loss(
     cx: Context, self: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> Any:
@@ -149,7 +149,7 @@ def multi_margin_loss(
     return _mean_of(losses, reduction).reshape(cx.out[0].shape)
 
 
-@rule("multi_margin_loss_backward.default", OpClass.REDUCTION, keep=["p"])
+@rule("multi_margin_loss_backward.default", OpClass.REDUCTION, keep=["p"], may_raise=True)
 def multi_margin_loss_backward(
     cx: Context, grad_output: Any, self: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1
 ) -> Any:
@@ -182,7 +182,7 @@ def _label_margins(x: Any, counts: Any, at: Any, mask: Any) -> Any:
     return where(counts[:, :, None] & ~mask[:, None, :] & (z > 0), z, zeros((), x.dtype))
 
 
-@rule("multilabel_margin_loss_forward.default", OpClass.REDUCTION)
+@rule("multilabel_margin_loss_forward.default", OpClass.REDUCTION, may_raise=True)
 def multilabel_margin_loss_forward(cx: Context, self: Any, target: Any, reduction: int) -> tuple[Any, Any]:
     if self.size == 0:
         raise NoLowering("a margin loss over nothing")
@@ -192,7 +192,7 @@ def multilabel_margin_loss_forward(cx: Context, self: Any, target: Any, reductio
     return _mean_of(losses, reduction).reshape(cx.out[0].shape), mask.reshape(cx.out[1].shape)
 
 
-@rule("multilabel_margin_loss_backward.default", OpClass.REDUCTION)
+@rule("multilabel_margin_loss_backward.default", OpClass.REDUCTION, may_raise=True)
 def multilabel_margin_loss_backward(
     cx: Context, grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any
 ) -> Any:

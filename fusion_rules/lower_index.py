@@ -219,7 +219,7 @@ def put(cx: Context, self: Any, index: Any, source: Any, accumulate: bool = Fals
 # masks
 
 
-@rule(["masked_fill.Scalar", "masked_fill.Tensor"], OpClass.POINTWISE)
+@rule(["masked_fill.Scalar", "masked_fill.Tensor"], OpClass.POINTWISE, may_raise=True)
 def masked_fill(cx: Context, self: Any, mask: Any, value: Any) -> Any:
     out = cx.out[0]
     return lax.select(

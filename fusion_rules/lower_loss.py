@@ -28,8 +28,8 @@ def _shared(grad_output: Any, like: Any, reduction: int) -> Any:
     return divide(grad_output, as_array(like.size, like.dtype)) if reduction == MEAN else grad_output
 
 
-def _loss(name: str) -> Any:
-    return rule(f"{name}.default", OpClass.REDUCTION, promote=Promote.DEFAULT)
+def _loss(name: str, may_raise: bool = False) -> Any:
+    return rule(f"{name}.default", OpClass.REDUCTION, promote=Promote.DEFAULT, may_raise=may_raise)
 
 
 def _derivative(name: str) -> Any:
@@ -96,7 +96,7 @@ def soft_margin_loss_backward(cx: Context, grad_output: Any, self: Any, target: 
 # Cross entropy of two outcomes. Eager refuses probabilities outside [0, 1], and bounds logarithms at -100.
 
 
-@_loss("binary_cross_entropy")
+@_loss("binary_cross_entropy", may_raise=True)
 def binary_cross_entropy(
     cx: Context, self: Any, target: Any, weight: Any = None, reduction: int = MEAN
 ) -> Any:

@@ -29,7 +29,7 @@ def _grow(x: Any, dim: int, before: int, after: int) -> Any:
 
 
 # The value is structural: XLA folds a pad into a convolution or a window only if it is a constant.
-@rule("constant_pad_nd.default", OpClass.SHAPE, keep=["value"])
+@rule("constant_pad_nd.default", OpClass.SHAPE, keep=["value"], may_raise=True)
 def constant_pad_nd(cx: Context, self: Any, pad: Sequence[int], value: Any = 0) -> Any:
     edges = [(0, 0, 0)] * self.ndim
     for dim, before, after in _edges(self.ndim, pad):

@@ -102,7 +102,7 @@ def _divide_trunc(cx: Context, x: Any, y: Any) -> Any:
     return lax.div(*together(x, _divisor(cx, y)))
 
 
-@rule(["div.Tensor_mode", "div.Scalar_mode"], OpClass.POINTWISE, promote=Promote.DEFAULT)
+@rule(["div.Tensor_mode", "div.Scalar_mode"], OpClass.POINTWISE, promote=Promote.DEFAULT, may_raise=True)
 def div_mode(cx: Context, self: Any, other: Any, *, rounding_mode: str | None) -> Any:
     if rounding_mode is None:
         return divide(as_array(self, _float_of(cx)), as_array(other, _float_of(cx)))
@@ -122,7 +122,7 @@ def _arrays(x: Any, y: Any) -> tuple[Any, Any]:
     return as_array(x, dtype), as_array(y, dtype)
 
 
-@rule(["floor_divide.default", "floor_divide.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
+@rule(["floor_divide.default", "floor_divide.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT, may_raise=True)
 def floor_divide(cx: Context, self: Any, other: Any) -> Any:
     return _divide_floor(cx, *_arrays(self, other))
 
@@ -132,14 +132,19 @@ def _remainder_operands(cx: Context, x: Any, y: Any) -> tuple[Any, Any]:
     return together(x, narrow_number(cx, y) if kind(x) == "f" else _divisor(cx, y))
 
 
-@rule(["remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"], OpClass.POINTWISE, promote=Promote.DEFAULT)
+@rule(
+    ["remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"],
+    OpClass.POINTWISE,
+    promote=Promote.DEFAULT,
+    may_raise=True,
+)
 def remainder(cx: Context, self: Any, other: Any) -> Any:
     x, y = _remainder_operands(cx, self, other)
     rest = lax.rem(x, y)
     return rest if kind(x) == "u" else where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
-@rule(["fmod.Tensor", "fmod.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
+@rule(["fmod.Tensor", "fmod.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT, may_raise=True)
 def fmod(cx: Context, self: Any, other: Any) -> Any:
     return lax.rem(*_remainder_operands(cx, self, other))
 

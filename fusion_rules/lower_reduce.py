@@ -279,7 +279,7 @@ def renorm(cx: Context, self: Any, p: float, dim: int, maxnorm: Any) -> Any:
     return x * factor.astype(x.dtype)
 
 
-@rule("histc.default", OpClass.REDUCTION, keep=["min", "max"])
+@rule("histc.default", OpClass.REDUCTION, keep=["min", "max"], may_raise=True)
 def histc(cx: Context, self: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     need(kind(self) == "f" and self.dtype.itemsize >= 4, "histc counts in its own dtype")
     x = lax.reshape(self, (self.size,))

@@ -112,7 +112,7 @@ def repeat(cx: Context, self: Any, repeats: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(self.reshape(shape), pairs, odd).reshape(cx.out[0].shape)
 
 
-@rule("repeat_interleave.Tensor", OpClass.SHAPE)
+@rule("repeat_interleave.Tensor", OpClass.SHAPE, may_raise=True)
 def repeat_interleave(cx: Context, repeats: Any, *, output_size: int | None = None) -> Any:
     """Position `i` as often as `repeats[i]` says."""
     if output_size is None:

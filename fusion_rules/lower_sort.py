@@ -156,7 +156,7 @@ def _searched(sequence: Any, values: Any, right: bool) -> Any:
     return search(sequence, at_least_1d(values), right).reshape(values.shape)
 
 
-@rule(["searchsorted.Tensor", "searchsorted.Scalar"], OpClass.SORT, keep=["self"])
+@rule(["searchsorted.Tensor", "searchsorted.Scalar"], OpClass.SORT, keep=["self"], may_raise=True)
 def searchsorted(
     cx: Context,
     sorted_sequence: Any,

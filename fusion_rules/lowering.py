@@ -112,13 +112,21 @@ def _converter(dtype: torch.dtype | None) -> Callable[[Any], Any]:
 
 
 def apply_rule(rule: Rule, cx: Context, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a row with its arguments promoted as it asks."""
+    """Call a row with its arguments promoted as it asks.
+
+    Raises:
+        LoweringError: it asks for a check that its row does not speak of: where nobody reads the result it would
+            never be evaluated.
+    """
     dtype = None if rule.promote is None else computation_dtype(args, kwargs, rule.promote)
     convert = _converter(dtype)
     args = [map_leaves(convert, a) for a in args]
     kwargs = {k: map_leaves(convert, v) for k, v in kwargs.items()}
     # Python numbers that were kept: promoted rows want them as numbers still (an exponent, a dimension).
-    return rule.lower(cx, *args, **kwargs)
+    results = rule.lower(cx, *args, **kwargs)
+    if cx.checks and not rule.may_raise:
+        raise LoweringError(f"the lowering of {rule.op} asks for checks, but its row does not say that it may raise")
+    return results
 
 
 def conform(op: str, results: Any, out: tuple[Spec, ...]) -> tuple[jax.Array, ...]:

@@ -40,6 +40,10 @@ class OpClass(str, Enum):
     COMPOSITE = "composite"  # lowered through torch's own decomposition
 
 
+# Ops whose kernels refuse some values: an index out of range, a matrix that has no factor.
+_RAISING = (OpClass.GATHER, OpClass.SCATTER, OpClass.LINALG)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How one ATen overload is lowered to JAX.
@@ -51,6 +55,9 @@ class Rule:
     `keep` names schema arguments of type Scalar that stay Python numbers (an exponent, a dimension bound);
     `hoist` names float, int or bool arguments that become inputs of the region although the schema calls them
     attributes (a learning rate). Every other Scalar is hoisted, everything else is structural.
+
+    `may_raise` says that eager refuses some values, so that the op has to run though nobody reads its result. Only
+    such a row may ask for checks.
     """
 
     op: str
@@ -59,6 +66,7 @@ class Rule:
     promote: Promote | None = None
     keep: frozenset[str] = frozenset()
     hoist: frozenset[str] = frozenset()
+    may_raise: bool = False
     note: str = ""
 
 
@@ -72,6 +80,7 @@ def rule(
     promote: Promote | None = None,
     keep: Iterable[str] = (),
     hoist: Iterable[str] = (),
+    may_raise: bool = False,
     note: str = "",
 ) -> Callable[[Lowering], Lowering]:
     """Decorator: enter one lowering for one or several overloads, named without namespace ("add.Tensor") or with.
@@ -85,7 +94,8 @@ def rule(
             name = op if op.count(".") > 1 else f"aten.{op}"
             if name in RULES:
                 raise ValueError(f"{name} has two lowerings: {RULES[name].lower!r} and {lower!r}")
-            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), note)
+            raising = may_raise or cls in _RAISING
+            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, note)
         return lower
 
     return enter

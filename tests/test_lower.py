@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.lowering import Context
+from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager.lower import Function, NodeFailed
@@ -37,6 +41,22 @@ def test_values_flow_from_node_to_node() -> None:
     outputs, flags, _ = call([node(1, [0]), node(2, [1], aten.neg.default)], {0: X}, [1, 2])
     assert (outputs[0] == np.maximum(X, 0)).all() and (outputs[1] == -np.maximum(X, 0)).all()
     assert flags.shape[1] == 2 and flags.dtype == np.int64 and not flags[:, 0].any()
+
+
+def test_only_a_row_that_may_raise_asks_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lower(cx: Context, self: jax.Array) -> jax.Array:
+        cx.check((self > 4).any(), "RuntimeError", "too large")
+        return self
+
+    row = RULES["aten.relu.default"]
+    monkeypatch.setitem(RULES, row.op, dataclasses.replace(row, lower=lower))
+    rule_for.cache_clear()
+    try:
+        with pytest.raises(NodeFailed, match="does not say that it may raise"):
+            call([node(1, [0])], {0: X}, [1])
+    finally:
+        monkeypatch.undo()
+        rule_for.cache_clear()
 
 
 def scaled(made: int, read: int) -> Node:

@@ -59,13 +59,13 @@ def test_what_nobody_sees_is_not_computed() -> None:
     assert plan_of(CHAIN, []).regions == ()
 
 
-def test_a_check_is_evaluated_though_nobody_reads_the_result() -> None:
-    from fused_eager.fusion_rules.rule import OpClass, rule_for
-
-    checked = next(op for op in (aten.embedding.default, aten.index_select.default) if rule_for(op) is not None)
-    rule = rule_for(checked)
-    assert rule is not None and rule.cls in (OpClass.GATHER, OpClass.SCATTER)
-    assert nodes_of(plan_of([node(2, [0, 1], checked), node(3, [0])], [], inputs=(0, 1))) == [("xla", (0,))]
+@pytest.mark.parametrize(
+    "op",
+    [aten.index_select.default, aten.floor_divide.default, aten.unsafe_chunk.default],
+    ids=["an index", "a divisor", "nothing is known of it"],
+)
+def test_what_may_raise_is_computed_though_nobody_reads_the_result(op: Any) -> None:
+    assert nodes_of(plan_of([node(2, [0, 1], op), node(3, [0])], [], inputs=(0, 1))) == [("xla", (0,))]
 
 
 def test_an_island_parts_what_depends_on_it_and_nothing_else() -> None:

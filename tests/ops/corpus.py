@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fused_eager.fusion_rules.lowering import LoweringError
 from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fused_eager import fused_eager, hotness
+from fused_eager import fused_eager, hotness, load
 
 from .exclusions import EXCLUDED, STRIDES, UNWRITTEN
 
@@ -186,7 +187,8 @@ def _begin_anew() -> None:
 
 
 def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
-    """Run a sample by eager and by the runtime; returns "" if all agrees.
+    """Run a sample by eager and by the runtime; returns "" if all agrees and no row has broken its contract, which
+    would make an island of its op.
 
     "refused" if both refuse it alike, "ill-conditioned" if they differ by what eager itself is off.
     """
@@ -201,7 +203,7 @@ def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
     found = difference(want, got, tolerances(info, case.dtype), case.op not in UNWRITTEN, case.op not in STRIDES)
     if found.startswith("values") and _is_as_good(info, case, sample, want, got):
         return "ill-conditioned"
-    return found
+    return found or next((why for why in load.ISLANDS.values() if LoweringError.__name__ in why), "")
 
 
 # How much further from the truth than eager a result may be whose rounding errors are larger than the tolerance.
