@@ -113,7 +113,8 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
-        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new")
+        before = waiting.meanwhile.number if isinstance(waiting, Waiting) else None
+        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new", before)
     if not isinstance(waiting, Waiting):
         if not again:
             telling.came(nodes, work.homes, work.live, meanwhile.number)
@@ -208,13 +209,13 @@ def homes_of_values(stream: Stream) -> dict[int, Home]:
     return homes
 
 
-def _on_aten(work: Work, shapes: Hashable, code: str) -> Ready:
-    """The whole stream as one ATen region; `code` says why."""
+def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None) -> Ready:
+    """The whole stream as one ATen region; `code` says why, `before` is the plan that has run it so far."""
     nodes, homes = work.nodes, work.homes
     why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
     islands = dict.fromkeys(range(len(nodes)), code)
     made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
-    number = telling.planned(made, nodes, homes, again=True)
+    number = telling.planned(made, nodes, homes, again=True, instead_of=before)
     unstable = code == "region.unstable"
     if unstable:
         LOG.count("unstable stream")

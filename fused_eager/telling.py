@@ -113,7 +113,7 @@ def planned(
     """A stream was planned; returns the number by which flushes refer to the plan.
 
     With `again`, for streams that are planned whenever they come, a plan that was told before keeps its number.
-    `instead_of` is the plan that ran the same stream until this one was compiled.
+    `instead_of` is the plan that ran the same stream until now, because it was not compiled.
     """
     global _told
     regions = [_region(r, nodes, homes) for r in made.regions]

@@ -123,8 +123,8 @@ def all_rows_in_blocks() -> AbstractContextManager[None]:
 @contextmanager
 def stable_shapes() -> Iterator[None]:
     """Forget which streams other tests have run with other shapes: each is compiled at first sight again."""
-    hotness.SKELETONS.variants.clear()
-    hotness.SKELETONS.sightings.clear()
+    for seen in vars(hotness.SKELETONS).values():
+        seen.clear()
     yield
 
 

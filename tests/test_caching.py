@@ -32,11 +32,16 @@ ROOT = Path(__file__).parents[1]
 KEYS = generate("hmac-sha256")["writer"]
 
 
-def forget() -> None:
-    """What the end of a process forgets: everything compiled, loaded or opened."""
+def finish_writing() -> None:
+    """Wait until nothing more comes from the threads of caches that are open."""
     for kept in caching._KEEPERS.values():
         if kept is not None:
             kept.flush()
+
+
+def forget() -> None:
+    """What the end of a process forgets: everything compiled, loaded or opened."""
+    finish_writing()
     caching._KEEPERS.clear()
     trace.MEMORY.size, trace.MEMORY.root = 0, trace._root()
     loading.ISLANDS.clear()
@@ -48,6 +53,7 @@ def forget() -> None:
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing that other tests compiled is there, and nothing of this one stays."""
+    finish_writing()
     monkeypatch.setattr(compiling, "MEMORY", Bounded(64))
     monkeypatch.setattr(loading, "ISLANDS", {})
     monkeypatch.setattr(caching, "_KEEPERS", {})

@@ -51,7 +51,7 @@ def advise(facts: Facts) -> list[Advice]:
 # ---- waits -------------------------------------------------------------------------------------------------------
 
 _RANDOM = "draws random numbers"
-_WAITS = ("sync.value", "sync.memory", "sync.shape", "sync.thread", "sync.call", "sync.fork")
+_WAITS = ("sync.value", "sync.check", "sync.memory", "sync.shape", "sync.thread", "sync.call", "sync.fork")
 KEEP = "keep the tensors (`.detach()`) in a list and read them once after the loop, or read only every 100th step"
 
 
@@ -161,7 +161,8 @@ def _again(facts: Facts) -> Iterator[Advice]:
         if cause in ("liveness", "donation", "layout") and len(group) < 2:
             continue  # likewise
         ranks = all(what.startswith("shape of") for c in group for what, *_ in c.changes) and len(group) < 3
-        if not lost and cause == "shape" and (ranks or all(c.runs >= STEADY * facts.steps for c in group)):
+        steady = not lost and all(c.runs >= STEADY * facts.steps for c in group)
+        if cause == "shape" and (ranks or steady):
             continue  # parts of one round that differ (parameters of two shapes), not a round that changes
         kind, title, cure = _form(facts, str(cause), group, lost)
         if group[-1].waited:

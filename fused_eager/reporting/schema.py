@@ -87,7 +87,7 @@ KINDS: dict[str, Kind] = {
             "A stream was planned, the first time it was seen. `flush` refers to it by number.",
             (
                 Field("plan", "integer", "the number"),
-                Field("instead_of", "integer or null", "the plan that ran this stream until it was compiled"),
+                Field("instead_of", "integer or null", "the plan that ran this stream until now"),
                 Field(
                     "regions",
                     "list of objects",

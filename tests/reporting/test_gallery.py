@@ -36,6 +36,7 @@ def run(program: str, compiling: str, monkeypatch: pytest.MonkeyPatch) -> Report
     """The report of a program of the gallery, as of a process of its own."""
     background.wait()
     background.FORMS.clear()
+    load.forget()
     monkeypatch.setattr(trace.MEMORY, "root", trace._root())
     monkeypatch.setattr(load, "ISLANDS", {})
     monkeypatch.setattr(causes, "MEMORY", causes.Memory())

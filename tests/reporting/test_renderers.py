@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from fused_eager import cli, fused_eager
+from fused_eager import cli, fused_eager, load
 from fused_eager.reporting import compare, perfetto, prometheus, top
 from fused_eager.reporting.commands import as_json
 from fused_eager.reporting.report import Report
@@ -32,6 +32,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("run") / "log.jsonl"
     model = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    load.forget()
     with stable_shapes(), fused_eager(report=str(path), cache="off"):
         for n in [8] * 9 + [3]:
             loss = model(torch.randn(n, 5)).square().mean()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused_eager import FusedEagerError, fused_eager, site
+from fused_eager import FusedEagerError, fused_eager, load, site
 from fused_eager.events import LOG
 from fused_eager.reporting import reading, writer
 from fused_eager.reporting.reading import LogError
@@ -32,6 +32,7 @@ def run(path: Path, times: int = 2) -> None:
 
 def test_a_run_leaves_a_log_that_keeps_to_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
+    load.forget()  # a plan is told when it is made
     run(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["kind"] == "start" and lines[0]["v"] == VERSION and lines[0]["pid"] == os.getpid()
