@@ -19,6 +19,7 @@ from fused_eager import cache as store
 from fused_eager.cache import Cache, Entry, Key, Lead, Unencodable
 from fused_eager.cache.background import Writer
 from fused_eager.cache.url import redacted
+from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from . import canonical, surroundings
 from .bounded import Bounded
@@ -155,7 +156,7 @@ class Keeper:
             return None
         seconds = time.perf_counter() - began
         if isinstance(loaded, Executable):
-            if all(0 <= c.node < len(region.nodes) for c in loaded.checks):
+            if all(0 <= c.node < len(region.nodes) and c.error in EXCEPTIONS for c in loaded.checks):
                 LOG.emit(
                     "cache-load",
                     region=name,

@@ -7,7 +7,6 @@ that depended on it returns to what it held before, or is lost and says so.
 
 from __future__ import annotations
 
-import builtins
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from operator import itemgetter
 import jax
 import numpy as np
 import torch
+
+from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from . import buffers
 from .buffers import LOCK, TABLE, Buffer
@@ -111,7 +112,7 @@ def verify() -> None:
 
 
 def _error(node: Node, check: RunCheck, value: int) -> Exception:
-    kind = getattr(builtins, check.error)
+    kind = EXCEPTIONS[check.error]
     return kind(f"{check.message.replace('{value}', str(value))} (raised by {node.op} at {describe(node.place)})")
 
 

@@ -24,7 +24,11 @@ from .spec import JAX_DTYPE
 
 # Batches up to this size get a check per matrix, so that the message can name it.
 MOST_CHECKS = 16
+SOURCE = "the result of lu_factor?"
 NOT_FINITE = "The algorithm failed to converge because the input matrix contained non-finite values."
+SINGULAR = (
+    "The diagonal element {value} is zero, the inversion could not be completed because the input matrix is singular."
+)
 NOT_POSITIVE = (
     "The factorization could not be completed because the input is not positive-definite "
     "(the leading minor of order {value} is not positive-definite)."
@@ -128,6 +132,9 @@ def cholesky_solve(cx: Context, self: Any, input2: Any, upper: bool = False) -> 
 
 @rule("cholesky_inverse.default", OpClass.LINALG)
 def cholesky_inverse(cx: Context, self: Any, upper: bool = False) -> Any:
+    if self.size:
+        zero = jnp.diagonal(self, axis1=-2, axis2=-1) == 0
+        _check_each(cx, zero.any(-1), jnp.argmax(zero, -1) + 1, "cholesky_inverse", SINGULAR)
     return _cholesky_solve(self, jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape), upper)
 
 
@@ -244,6 +251,8 @@ def linalg_lu(cx: Context, A: Any, *, pivot: bool = True) -> Any:
 def lu_unpack(cx: Context, LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     p, lower, upper = _empty(cx, 0), _empty(cx, 1), _empty(cx, 2)
     if unpack_pivots and p.size:
+        message = "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive.Did you properly pass"
+        cx.check_index(LU_pivots, 1, LU_data.shape[-2] + 1, "RuntimeError", f"{message} {SOURCE}")
         p = _permutation_matrix(_order(LU_pivots, LU_data.shape[-2]), LU_data.dtype)
     if unpack_data:
         lower, upper = _unpack(LU_data)
@@ -261,6 +270,9 @@ def _order(pivots: jax.Array, m: int) -> jax.Array:
 def linalg_lu_solve(cx: Context, LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> Any:
     if 0 in B.shape:
         return _empty(cx, 0)
+    message, most = f"Pivots given to lu_solve must all be {{bound}}. Did you properly pass {SOURCE}", LU.shape[-2]
+    cx.check((pivots < 1).any(), "RuntimeError", message.format(bound="greater or equal to 1"))
+    cx.check((pivots > most).any(), "RuntimeError", message.format(bound="smaller or equal to LU.size(-2)"))
     return _lu_solve(LU, _order(pivots, LU.shape[-1]), B, left, adjoint)
 
 

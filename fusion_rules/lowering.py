@@ -26,11 +26,16 @@ class LoweringError(Exception):
     """A row broke its contract (wrong shape or number of results): a defect of this library."""
 
 
+# What a check may raise, by the name that an executable keeps of it.
+EXCEPTIONS: dict[str, type[Exception]] = {e.__name__: e for e in (IndexError, RuntimeError, torch.linalg.LinAlgError)}
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A condition that only values reveal. `bad` is a 0-d bool array; `value` the offending number, if there is one.
 
-    `error` is the name of eager's exception type, `message` its text with `{value}` where eager prints the number.
+    `error` is the name of eager's exception type (in `EXCEPTIONS`), `message` its text with `{value}` where eager
+    prints the number.
     """
 
     bad: jax.Array
@@ -48,7 +53,13 @@ class Context:
     bounds: bool = True
 
     def check(self, bad: jax.Array, error: str, message: str, value: jax.Array | int = 0) -> None:
-        """Ask for `error(message)` at the next sync point if `bad` turns out true."""
+        """Ask for `error(message)` at the next sync point if `bad` turns out true.
+
+        Raises:
+            LoweringError: there is no such exception.
+        """
+        if error not in EXCEPTIONS:
+            raise LoweringError(f"a check cannot raise {error}, only one of {', '.join(EXCEPTIONS)}")
         if self.bounds:
             self.checks.append(Check(bad, jnp.asarray(value, jnp.int64), error, message))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules.geometry import Geometry
-from fused_eager.fusion_rules.lowering import Context
+from fused_eager.fusion_rules.lowering import EXCEPTIONS, Context, LoweringError
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
@@ -57,6 +58,15 @@ def test_only_a_row_that_may_raise_asks_for_checks(monkeypatch: pytest.MonkeyPat
     finally:
         monkeypatch.undo()
         rule_for.cache_clear()
+
+
+def test_a_check_raises_what_eager_can_raise() -> None:
+    cx = Context(())
+    for name, kind in EXCEPTIONS.items():
+        cx.check(jnp.asarray(True), name, "bad")
+        assert issubclass(kind, Exception)
+    with pytest.raises(LoweringError, match="cannot raise LinAlgError"):
+        cx.check(jnp.asarray(True), "LinAlgError", "bad")
 
 
 def scaled(made: int, read: int) -> Node:
