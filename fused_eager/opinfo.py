@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 from torch._ops import OpOverload
 
-from fused_eager.fusion_rules.decompose import decomposition_of
+from fused_eager.fusion_rules.decompose import decomposition_of, is_composite
 from fused_eager.fusion_rules.rule import OpClass, functional_twin, hoisted_names, rule_for
 
 
@@ -109,8 +109,7 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.METADATA
     if packet in SPARSE_PARTS:
         return Kind.PARTS
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    if composite and rule_for(op) is None:
+    if is_composite(op) and rule_for(op) is None:
         return Kind.COMPOSITE
     if op.is_view or str(op) in ALIASES:
         return Kind.VIEW

@@ -32,7 +32,7 @@ HOW: Mapping[str, str] = {
     "xla": "all that it computes runs in regions that XLA compiled",
     "view": "nothing is computed: a view, a query or bare memory",
     "random": "draws random numbers through ATen, in program order, so that a seed gives eager's numbers",
-    "values": "its result depends on values (a shape, a Python number): a sync point, run by ATen",
+    "values": "its result depends on values (a shape, a Python number, an error): a sync point, run by ATen",
     "island": "at least one of its ops runs through ATen between XLA regions",
     "none": "op_db has no sample for it",
 }

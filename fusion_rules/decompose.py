@@ -37,9 +37,12 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
     found = decomposition_table.get(op)
     if found is not None:
         return found
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
-        return op.decompose
-    return None
+    return op.decompose if is_composite(op) else None
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether an overload is nothing but calls of others."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
 def geometry_of(t: torch.Tensor) -> Geometry:
@@ -94,7 +97,8 @@ class Interpreter(TorchDispatchMode):
             with self:
                 return _prim_in_aten(func)(*args, **kwargs)
         rule = rule_for(func)
-        if rule is None and not func.is_view:
+        # Below autograd `reshape` arrives whole, which may be a view or a copy: what it calls tells.
+        if rule is None and (is_composite(func) or not func.is_view):
             twin = functional_twin(func)
             inner = None if twin is None else decomposition_of(twin)
             if func._schema.is_mutable or inner is None:

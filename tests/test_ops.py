@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "ops.md").read_text()
 # One entry of each kind, and a few that must stay lowered.
 SOME = {
     "add": "xla", "sum": "xla", "mm": "xla", "nn.functional.conv2d": "xla", "index_put": "xla",
-    "nn.functional.layer_norm": "xla",
+    "nn.functional.layer_norm": "xla", "nn.functional.pixel_shuffle": "xla",
     "transpose": "view", "empty": "view",
     "randn": "random", "nn.functional.dropout": "random",
     "nonzero": "values", "unique": "values",
