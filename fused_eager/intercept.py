@@ -236,7 +236,7 @@ class FrontDoor(TorchDispatchMode):
         if not waits and not info.written:
             out = quiet.call(info.op, args, kwargs)
         else:
-            if not info.op._schema.returns:
+            if kind is Kind.CHECK:
                 code = "sync.check"
             else:
                 code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
@@ -245,7 +245,8 @@ class FrontDoor(TorchDispatchMode):
                 out = native.read_number(info, args[0], reason)
             else:
                 out = native.run_at_once(stream, info, args, kwargs, reason)
-        looked_at(stream, place, waits)
+        if kind is not Kind.CHECK:  # in the middle of a function that hands out tensors: the program reads nothing
+            looked_at(stream, place, waits)
         return out
 
 
@@ -301,7 +302,7 @@ def stepped(door: FrontDoor) -> None:
 
 # In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,
 # because the hash of an overload is computed in Python.
-_LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM})
+_LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM, Kind.CHECK})
 _HARMLESS: set[int] = set()
 
 

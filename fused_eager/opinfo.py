@@ -20,7 +20,8 @@ class Kind(Enum):
     ALLOCATE = "allocate"  # makes memory without values
     RANDOM = "random"  # draws from torch's generator: in program order, natively
     PARTS = "parts"  # the dense tensors that a sparse one consists of
-    VALUES = "values"  # returns numbers, shapes that depend on them, or raises because of them: a sync point
+    VALUES = "values"  # returns numbers, or shapes that depend on them: a sync point
+    CHECK = "check"  # is called to raise (`_linalg_check_errors`), which programs catch at its own line: a sync point
     COMPOSITE = "composite"  # its own decomposition is recorded instead
     CUSTOM = "custom"  # somebody's own op: it may do more than compute, so it runs at once
     COMPUTE = "compute"  # recorded
@@ -118,7 +119,7 @@ def _kind(op: OpOverload) -> Kind:
     if any("Tensor" not in str(r.type) for r in op._schema.returns):
         return Kind.VALUES
     if not (op._schema.returns or op._schema.is_mutable):
-        return Kind.VALUES  # it is called to raise (`_linalg_check_errors`), and programs catch that at its own line
+        return Kind.CHECK
     if op.namespace == "aten" and packet in ALLOCATORS and not op._schema.is_mutable:
         return Kind.ALLOCATE
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and rule_for(op) is None):

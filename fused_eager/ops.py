@@ -61,7 +61,7 @@ class _Beneath(Watcher):
         kind = info_of(func).kind if isinstance(func, torch._ops.OpOverload) else Kind.CUSTOM
         if kind is Kind.RANDOM:
             self.seen[str(func)] = "random"
-        elif kind is Kind.VALUES:
+        elif kind in (Kind.VALUES, Kind.CHECK):
             self.seen[str(func)] = "values"
         elif kind in (Kind.COMPUTE, Kind.CUSTOM) and not _is_tiny([args, kwargs, out]):
             self.seen[str(func)] = "island"

@@ -30,6 +30,7 @@ KINDS = {
         aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
         aten._unique2.default,
     ],
+    Kind.CHECK: [aten._linalg_check_errors.default, aten._assert_async.msg, aten._assert_scalar.default],
     Kind.COMPUTE: [
         aten.add.Tensor, aten.add_.Tensor, aten.add.out, aten.zeros.default, aten.mm.default, aten.copy_.default,
         aten.full.default, aten._foreach_add_.Scalar, aten.sort.default, aten.clone.default, aten.convolution.default,

@@ -347,3 +347,13 @@ def test_what_an_optimizer_reads_for_itself_is_no_boundary(monkeypatch: pytest.M
             optimizer.step()
             loss.item()
     assert sum(not stepped for _, stepped in pace.BOUNDARIES) == 1  # the read of the loss
+
+
+def test_a_function_that_may_raise_ends_no_stretch() -> None:
+    spd = torch.eye(4) * 2
+    with fused_eager(native="measured", compile="wait"):
+        for _ in range(6 * SAMPLES):
+            total = (torch.linalg.cholesky(spd * 2) + 1).sum() + torch.linalg.inv(spd).sum()
+            assert total.item() > 0
+    assert len(pace.BOUNDARIES) == 1  # the read of the total
+    assert any(known.native.count for known in pace.STRETCHES.values())
