@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, environment, measure, model_programs, probe, table
+from benchmarks import check, environment, index_checks, measure, model_programs, probe, table
 from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
 from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
@@ -388,3 +389,11 @@ def test_a_measured_row_tells_its_ratio_or_its_failure(
         check.main([bound.name])
         name, found = json.loads(capsys.readouterr().out)
         assert (name, type(found)) == ("tiny/other", kind)
+
+
+def test_the_cost_of_checks_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(index_checks, "SECONDS", 0.0001)
+    monkeypatch.setattr(index_checks, "ROUNDS", 1)
+    monkeypatch.setattr(index_checks, "_programs", lambda: {"an index": lambda: torch.ones(4)[torch.tensor([1])]})
+    index_checks.main()
+    assert re.search(r"\| an index \| \d+\.\d\d \| \d+\.\d\d \|", capsys.readouterr().out)
