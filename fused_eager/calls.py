@@ -178,7 +178,7 @@ def _output(spec: Spec) -> Output:
 
 def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:
     """The numbers that fit the dtype which a factory fills; None for other ops, and where all fit."""
-    rule = None if info.twin is None else rule_for(info.twin)
+    rule = rule_for(info.twin)
     if rule is None or rule.cls is not OpClass.FACTORY or not made:
         return None
     dtype = made[0].dtype

@@ -112,7 +112,7 @@ class Function:
 
     def _reads_apart(self, node: Node) -> bool:
         """Whether no operand of a node is computed from another, so that one can be written into the other."""
-        if node.twin is None or rule_for(node.twin) is None:
+        if rule_for(node.twin) is None:
             return False  # a decomposition may write into what it reads
         read = [u.vid for u in node.uses]
         return len(set(read)) == len(read) and not any(
@@ -121,7 +121,7 @@ class Function:
 
     def _writes_apart(self, node: Node, result: Result) -> bool:
         """Whether what a node writes into a value is not computed from it, or only from the same place."""
-        found = None if node.twin is None else rule_for(node.twin)
+        found = rule_for(node.twin)
         same = found is not None and found.cls is OpClass.POINTWISE
         blind = node.op._schema.name in OVERWRITERS
         for position, use in enumerate(node.uses):

@@ -107,7 +107,7 @@ def in_program_order(nodes: Sequence[Node], region: Region) -> Region:
 
 def may_check(node: Node) -> bool:
     """Whether a node's lowering may ask for a run-time check."""
-    rule = None if node.twin is None else rule_for(node.twin)
+    rule = rule_for(node.twin)
     return node.signature[0] in CHECKING or (rule is not None and rule.cls in _CHECKED)  # type: ignore[index]
 
 
@@ -117,7 +117,7 @@ def _may_raise(node: Node) -> bool:
     Told by the op alone, not by what this process has seen of it: every process has to make the same plan. Of an op
     without a row nothing is known.
     """
-    rule = None if node.twin is None else rule_for(node.twin)
+    rule = rule_for(node.twin)
     return rule is None or rule.may_raise
 
 

@@ -118,7 +118,7 @@ def _letter(node: Node) -> object:
 
 
 def _is_heavy(node: Node) -> bool:
-    rule = None if node.twin is None else rule_for(node.twin)
+    rule = rule_for(node.twin)
     return rule is not None and rule.cls in _HEAVY
 
 

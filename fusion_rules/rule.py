@@ -133,9 +133,11 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 @functools.cache
-def rule_for(op: OpOverload) -> Rule | None:
-    """The row for an overload or for its functional twin; None if it has to be decomposed or run as an island."""
-    twin = functional_twin(op)
+def rule_for(op: OpOverload | None) -> Rule | None:
+    """The row for an overload or for its functional twin; None if it has to be decomposed or run as an island, and for
+    the twin of an op that has none.
+    """
+    twin = None if op is None else functional_twin(op)
     return None if twin is None else RULES.get(str(twin))
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager, hotness, load, opinfo, row_blocks, scratch
+from fused_eager import fused_eager, hotness, load, opinfo, row_blocks, scratch, trace
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
@@ -120,12 +121,34 @@ def all_rows_in_blocks() -> AbstractContextManager[None]:
     return _compiled_with(row_blocks, BLOCKS_OF_ALL_SIZES)
 
 
-@contextmanager
-def stable_shapes() -> Iterator[None]:
-    """Forget which streams other tests have run with other shapes: each is compiled at first sight again."""
+def forget_shapes() -> None:
+    """Forget which streams have come with other shapes: each is compiled at first sight again."""
     for seen in vars(hotness.SKELETONS).values():
         seen.clear()
+
+
+@contextmanager
+def stable_shapes() -> Iterator[None]:
+    """In the body no shape of another test counts."""
+    forget_shapes()
     yield
+
+
+@contextmanager
+def lowered_by(name: str, lower: Callable[..., Any]) -> Iterator[None]:
+    """In the body the row of an overload has another lowering; what was traced outside of it is not met inside."""
+
+    def forget() -> None:
+        rule_for.cache_clear()
+        trace.MEMORY.forget()
+
+    try:
+        with pytest.MonkeyPatch.context() as m:
+            m.setitem(RULES, name, replace(RULES[name], lower=lower))
+            forget()
+            yield
+    finally:
+        forget()
 
 
 @contextmanager

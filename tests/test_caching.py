@@ -21,12 +21,12 @@ import torch
 from fused_eager.cache import generate
 from fused_eager.fusion_rules.lowering import NoLowering
 
-from fused_eager import OptionError, caching, executable, fused_eager, hotness, surroundings, trace
+from fused_eager import OptionError, caching, executable, fused_eager, surroundings, trace
 from fused_eager import compile as compiling
 from fused_eager import load as loading
 from fused_eager.bounded import Bounded
 from tests.cached_program import small
-from tests.streams import events, open_stream
+from tests.streams import events, forget_shapes, open_stream
 
 ROOT = Path(__file__).parents[1]
 KEYS = generate("hmac-sha256")["writer"]
@@ -45,8 +45,7 @@ def forget() -> None:
     caching._KEEPERS.clear()
     trace.MEMORY.size, trace.MEMORY.root = 0, trace._root()
     loading.ISLANDS.clear()
-    hotness.SKELETONS.variants.clear()
-    hotness.SKELETONS.sightings.clear()
+    forget_shapes()
     compiling.MEMORY.clear()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +9,12 @@ import pytest
 import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import EXCEPTIONS, Context, LoweringError
-from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager.lower import Function, NodeFailed
 from fused_eager.plan import Region
 from fused_eager.stream import Hole, Node, Ref, Result, Use
-from tests.streams import CPU, END, HOME, aten, geometry, node
+from tests.streams import CPU, END, HOME, aten, geometry, lowered_by, node
 
 X = np.arange(8, dtype=np.float32) - 3
 
@@ -44,20 +41,13 @@ def test_values_flow_from_node_to_node() -> None:
     assert flags.shape[1] == 2 and flags.dtype == np.int64 and not flags[:, 0].any()
 
 
-def test_only_a_row_that_may_raise_asks_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_row_that_may_raise_asks_for_checks() -> None:
     def lower(cx: Context, self: jax.Array) -> jax.Array:
         cx.check((self > 4).any(), "RuntimeError", "too large")
         return self
 
-    row = RULES["aten.relu.default"]
-    monkeypatch.setitem(RULES, row.op, dataclasses.replace(row, lower=lower))
-    rule_for.cache_clear()
-    try:
-        with pytest.raises(NodeFailed, match="does not say that it may raise"):
-            call([node(1, [0])], {0: X}, [1])
-    finally:
-        monkeypatch.undo()
-        rule_for.cache_clear()
+    with lowered_by("aten.relu.default", lower), pytest.raises(NodeFailed, match="does not say that it may raise"):
+        call([node(1, [0])], {0: X}, [1])
 
 
 def test_a_check_raises_what_eager_can_raise() -> None:
