@@ -15,7 +15,11 @@ from .errors import assert_same, lowered
 from .harness import sweep
 
 A = torch.ops.aten
-SIZES = [([10, 14], None), ([5, 7], None), ([3, 9], None), ([13, 4], (1.9, 0.6)), ([1, 1], None), ([40, 5], None)]
+BEYOND = (1.9, 0.6)  # 13 rows of 5 at a scale of 1.9: the last ones lie outside of the input
+SIZES = [
+    ([10, 14], None), ([5, 7], None), ([3, 9], None), ([13, 4], BEYOND), ([13, 4], (2.7, 0.6)), ([1, 1], None),
+    ([40, 5], None),
+]  # fmt: skip
 ALIGNING = {"upsample_bilinear2d": True, "upsample_bicubic2d": True, "_upsample_bilinear2d_aa": True,
             "_upsample_bicubic2d_aa": True, "upsample_nearest2d": False, "_upsample_nearest_exact2d": False}
 
@@ -25,6 +29,8 @@ ALIGNING = {"upsample_bilinear2d": True, "upsample_bicubic2d": True, "_upsample_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_two_dimensions(name: str, size: Any, dtype: torch.dtype) -> None:
     out, scales = size
+    if name.endswith("_aa") and scales == BEYOND:
+        pytest.skip("eager takes weights that nobody has written: its result changes with what was freed before")
     x = torch.randn(2, 3, 5, 7, dtype=dtype)
     forward, backward = getattr(A, name).default, getattr(A, f"{name}_backward").default
     for align in [False, True] if ALIGNING[name] else [None]:
