@@ -10,7 +10,7 @@ other in a circle.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ import networkx as nx
 from fused_eager.fusion_rules.regions import Candidate, refuse
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
+from . import donation
 from .buffers import Home
 from .errors import ValidationError
 from .order import canonical, operands
@@ -37,8 +38,8 @@ CHECKING: set[int] = set()
 class Region:
     """Nodes that run as one, in canonical order where XLA runs them; `in_program_order` is how the user wrote them.
 
-    `inputs`, `outputs` are value numbers; `donated` are positions among the inputs. With `continues`, it was cut off
-    from what is before it, which is the same ops once more.
+    `inputs`, `outputs` are value numbers; `donated` are positions among the inputs, the k-th of which makes room for
+    the k-th output. With `continues`, it was cut off from what is before it, which is the same ops once more.
     """
 
     nodes: tuple[int, ...]
@@ -202,26 +203,16 @@ def _connect(
             free = {v for v in dead if v in made_in or v in donatable}
             members = canonical(nodes, members, homes, wanted, free)
         inputs = dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in needed)
-        outputs = tuple(r.vid for i in members for r in nodes[i].results if r.vid in wanted)
+        outputs = [r.vid for i in members for r in nodes[i].results if r.vid in wanted]
         dying = [v for v in inputs if last_use[v] == g and v not in live]
-        donated = _fitting(list(inputs), outputs, free, homes)
+        given = donation.pairs(nodes, members, list(inputs), outputs, free, homes)
+        heirs = set(given.values())
+        outputs = [*given.values(), *(v for v in outputs if v not in heirs)]
+        donated = tuple(p for p, v in enumerate(inputs) if v in given)
         continues = g > 0 and groups[g - 1][2].code == "region.repeat"
-        regions.append(Region(tuple(members), tuple(inputs), outputs, donated, how, why, continues))
+        regions.append(Region(tuple(members), tuple(inputs), tuple(outputs), donated, how, why, continues))
         drops.append(tuple(dying))
     return Plan(tuple(regions), tuple(drops))
-
-
-def _fitting(
-    inputs: list[int], outputs: tuple[int, ...], free: set[int], homes: Mapping[int, Home]
-) -> tuple[int, ...]:
-    """The positions of those free inputs whose memory can hold an output of the same dtype and shape."""
-    room = Counter(homes[v] for v in outputs)
-    chosen = []
-    for p, v in enumerate(inputs):
-        if v in free and room[homes[v]] > 0:
-            room[homes[v]] -= 1
-            chosen.append(p)
-    return tuple(chosen)
 
 
 def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
@@ -257,6 +248,8 @@ def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
     if missing:
         raise ValidationError(f"values {sorted(missing)} are live, but no region hands them out")
     for g, r in enumerate(plan.regions):
+        if len(r.donated) > len(r.outputs):
+            raise ValidationError(f"region {g} donates {len(r.donated)} inputs for {len(r.outputs)} outputs")
         gone = {r.inputs[p] for p in r.donated}
         late = [v for later in plan.regions[g + 1 :] for v in later.inputs if v in gone]
         if late or gone & live:

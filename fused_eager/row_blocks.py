@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,7 +186,8 @@ def threads() -> int:
 def in_blocks(closed: ClosedJaxpr, spare: Sequence[int]) -> tuple[Any, str]:
     """A traced function as one over blocks of rows, and in words how; the words are empty if that gains nothing.
 
-    `spare` are the arguments, by position, that are donated.
+    `spare` are the arguments, by position, that are donated: each to the next output of its dtype and shape, as JAX
+    pairs them.
     """
     program = flatten(closed)
     for rows in candidates(program):
@@ -204,6 +206,7 @@ class Blocked:
         elsewhere.update(v for v in program.outputs if type(v) is int)
         # By position and number: nothing reads them but the loop, by rows.
         self.spare = [(i, v) for i in spare if (v := program.inputs[i]) not in elsewhere]
+        self.heirs = _heirs(program, spare)
 
     def __call__(self, *arrays: jax.Array) -> list[Any]:
         values: dict[int, Any] = {**self.program.constants, **dict(zip(self.program.inputs, arrays, strict=True))}
@@ -219,8 +222,7 @@ class Blocked:
         written: dict[int, int] = {}  # inputs whose memory takes a result, and which: a block is read, then written
         wholes = []
         for k, v in enumerate(self.cut.exported):
-            same = (s for s, a in spare.items() if (a.size, a.dtype) == (math.prod(avals[v].shape), avals[v].dtype))
-            found = next(same, None)
+            found = self._room(v, spare)
             if found is None:
                 memory = jnp.zeros(avals[v].shape, avals[v].dtype)
             else:
@@ -246,6 +248,15 @@ class Blocked:
         for step, stacked in zip(self.cut.partial, made[len(self.cut.exported) :], strict=True):
             values.update(_results(step, [stacked], {**step.eqn.params, "axes": (0,)}))
 
+    def _room(self, v: int, spare: dict[int, jax.Array]) -> int | None:
+        """The input whose memory takes result `v`: the one that was given for it, or one that was given for none."""
+        aval = self.program.avals[v]
+        for s, array in spare.items():
+            heir = self.heirs.get(s)
+            if heir == v or (heir is None and (array.size, array.dtype) == (math.prod(aval.shape), aval.dtype)):
+                return s
+        return None
+
     def _block(self, values: dict[int, Any], i: jax.Array) -> dict[int, Any]:
         """All values by rows, for one block."""
         rows, block = self.cut.rows, dict[int, Any]()
@@ -270,6 +281,19 @@ class Blocked:
             for v, made in _results(step, [taken(step, v) for v in step.inputs], params):
                 block[v] = _stored(made) if v in self.cut.spread else made
         return block
+
+
+def _heirs(program: Program, spare: Sequence[int]) -> dict[int, int]:
+    """Which result gets the memory of which donated input, by number."""
+    waiting: defaultdict[Any, deque[int]] = defaultdict(deque)
+    for i in spare:
+        aval = program.avals[program.inputs[i]]
+        waiting[aval.shape, aval.dtype].append(program.inputs[i])
+    found = {}
+    for v in program.outputs:
+        if type(v) is int and (queue := waiting[program.avals[v].shape, program.avals[v].dtype]):
+            found[queue.popleft()] = v
+    return found
 
 
 def _stored(value: jax.Array) -> jax.Array:
