@@ -133,6 +133,9 @@ _SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
     "aten::convolution_backward": _are_plainly_contiguous,
     "aten::native_batch_norm": lambda args, tensors: len(args) > 5 and args[5] is True,  # in training
     "aten::native_batch_norm_backward": lambda args, tensors: True,
+    # FakeTensor looks for the device that they name, and there is one.
+    **dict.fromkeys([f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full")], lambda args, tensors: True),
+    "aten::embedding": lambda args, tensors: True,
 }
 
 
