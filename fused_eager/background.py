@@ -178,6 +178,11 @@ def busy() -> bool:
     return _QUEUE.busy
 
 
+def is_closing() -> bool:
+    """Whether the interpreter ends: what has not begun need not begin."""
+    return _QUEUE.closing
+
+
 def is_own_thread() -> bool:
     """Whether this is the thread that compiles in the background."""
     return hasattr(_own, "begun")

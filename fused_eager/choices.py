@@ -126,8 +126,8 @@ def _job(
             asked = key(pieces, kept.salt, threads)
             kept.describe_here()
             if choice is not None:
-                _keep(kept, asked, choice)
-            elif (found := _find(kept, asked)) is not None:
+                keep(kept, asked, choice)
+            elif (found := find(kept, asked)) is not None:
                 stretch.offered = end, found
         except Unencodable as why:
             _tell("no-key", detail=str(why))
@@ -137,7 +137,8 @@ def _job(
     return job
 
 
-def _keep(kept: Keeper, asked: Key, choice: Choice) -> None:
+def keep(kept: Keeper, asked: Key, choice: Choice) -> None:
+    """Give a choice to the stores, unless they hold it already."""
     known = kept.choices.get(asked.digest)
     if known is not None and _confirms(choice, known):
         _tell("confirmed", asked)
@@ -153,7 +154,8 @@ def _confirms(choice: Choice, known: Choice) -> bool:
     return choice.native is known.native and all(a < FACTOR * b and b < FACTOR * a for a, b in pairs)
 
 
-def _find(kept: Keeper, asked: Key) -> Choice | None:
+def find(kept: Keeper, asked: Key) -> Choice | None:
+    """The choice that the stores hold, if any. Waits for them."""
     found = kept.choices.get(asked.digest)
     if found is not None:
         _tell("found", asked)

@@ -14,7 +14,7 @@ import torch
 from fused_eager.cache import Unencodable
 from fused_eager.fusion_rules import precision
 
-from . import background, heap, mappings, plan, telling
+from . import background, contest, heap, mappings, plan, telling
 from .background import Waiting
 from .buffers import Home
 from .caching import forget_loaded, keeper
@@ -157,8 +157,13 @@ def forget() -> None:
 
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     nodes, homes, config = work.nodes, work.homes, work.config
+    ahead: dict[int, str] = {}
+    if config.measures and not config.waits:
+        with precision.as_of(work.switches):
+            ahead = contest.islands(nodes, work.live, homes, config.check_bounds, keeper(config))
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
+        islands.update(ahead)
         checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
         donatable = frozenset() if checked else work.donatable
         made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason)

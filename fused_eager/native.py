@@ -12,6 +12,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
 from . import buffers, run, site
+from .arguments import import_native
 from .buffers import TABLE, storage_of
 from .config import Config
 from .errors import IslandRefused
@@ -59,7 +60,7 @@ def hand_over(storage: torch.UntypedStorage) -> None:
         for item in reader.natives.pop(storage._cdata, {}).values():
             if item.array is None:
                 with unobserved():
-                    item.array = run.import_native(item)
+                    item.array = import_native(item)
 
 
 def protect(storage: torch.UntypedStorage) -> None:

@@ -7,18 +7,16 @@ given away that would be needed to undo.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
 from . import audit, buffers, measuring, telling
-from .borrow import borrow
+from .arguments import as_array, import_native, numbers
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
 from .heap import WATCH
@@ -30,13 +28,7 @@ from .quiet import unobserved
 from .reasons import Reason
 from .scratch import SCRATCH
 from .stream import STREAMS, DeviceInput, NativeInput, Node, Stream
-from .verify import BACKLOG, Launch, Run, lost, undo, verify, wait
-
-
-@functools.cache
-def host_device() -> Any:
-    """JAX's CPU device, whose memory is the host's."""
-    return jax.devices("cpu")[0]
+from .verify import BACKLOG, Run, lost, undo, verify, wait
 
 
 class Execution:
@@ -96,7 +88,7 @@ class Execution:
         args = [as_array(self.values[v]) for v in region.inputs]
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
-        vectors = _numbers(self.nodes, region, self.launch)
+        vectors = numbers(self.nodes, region, self.launch.numbers)
         kept = audit.keep(region, self.values) if audit.is_due(self.audited) else None
         outputs, flags = executable.call(*args, *vectors)
         if kept is not None:
@@ -116,45 +108,10 @@ def run_alone(
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
-    launch = Launch()
+    memory: list[np.ndarray] = []
     executable = load_or_compile(nodes, region, homes, True, False)
-    outputs, _ = executable.call(*map(as_array, inputs), *_numbers(nodes, region, launch))
+    outputs, _ = executable.call(*map(as_array, inputs), *numbers(nodes, region, memory))
     return [buffers.to_tensor(o) for o in outputs]
-
-
-def import_native(item: NativeInput) -> jax.Array:
-    """The array over a native input's memory, which the caller keeps alive."""
-    return borrow(item.storage.data_ptr() + item.offset, item.home, host_device())
-
-
-def _numbers(nodes: Sequence[Node], region: Region, launch: Launch) -> tuple[jax.Array, jax.Array]:
-    """The hoisted numbers of a region: its last two arguments."""
-    scalars = [s for i in region.nodes for s in nodes[i].scalars]
-    floats, ints = [s for s in scalars if type(s) is float], [s for s in scalars if type(s) is int]
-    return _vector(floats, torch.float64, launch), _vector(ints, torch.int64, launch)
-
-
-def _vector(numbers: list[Any], dtype: torch.dtype, launch: Launch) -> jax.Array:
-    """Hoisted numbers as an argument; `launch` keeps their memory."""
-    if not numbers:
-        return _no_numbers(dtype)
-    values = np.array(numbers, _NUMPY[dtype])
-    launch.numbers.append(values)
-    return borrow(values.__array_interface__["data"][0], (dtype, values.shape), host_device())
-
-
-@functools.cache
-def _no_numbers(dtype: torch.dtype) -> jax.Array:
-    with jax.enable_x64(True):
-        return jax.device_put(np.zeros(0, _NUMPY[dtype]), host_device())
-
-
-_NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
-
-
-def as_array(value: Any) -> jax.Array:
-    """A value of an execution as a JAX array; islands leave torch tensors."""
-    return buffers.to_array(value, host_device()) if isinstance(value, torch.Tensor) else value
 
 
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
@@ -354,4 +311,4 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
         SCRATCH.forget()
 
 
-__all__ = ["BACKLOG", "flush", "hand_over", "host_device", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]
+__all__ = ["BACKLOG", "flush", "hand_over", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

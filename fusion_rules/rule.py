@@ -43,6 +43,19 @@ class OpClass(str, Enum):
 # Ops whose kernels refuse some values: an index out of range, a matrix that has no factor.
 _RAISING = (OpClass.GATHER, OpClass.SCATTER, OpClass.LINALG)
 
+# Ops that ATen has kernels for, written by hand, that compiled loops may not reach: who runs them is measured.
+CONTESTED = frozenset(
+    {
+        OpClass.CONTRACTION,
+        OpClass.CONVOLUTION,
+        OpClass.WINDOW,
+        OpClass.SCAN,
+        OpClass.SCATTER,
+        OpClass.SORT,
+        OpClass.FFT,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:

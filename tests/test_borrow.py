@@ -6,37 +6,37 @@ import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager.borrow import MAX_DIMS, borrow
-from fused_eager.run import host_device
+from fused_eager.executable import device
 
 
 @pytest.mark.parametrize("dtype", JAX_DTYPE, ids=str)
 def test_every_dtype_arrives_bit_for_bit(dtype: torch.dtype) -> None:
     raw = torch.arange(64 * 16, dtype=torch.int64).to(torch.uint8) % 2
-    array = borrow(raw.data_ptr(), (dtype, (4, 16)), host_device())
+    array = borrow(raw.data_ptr(), (dtype, (4, 16)), device())
     assert array.dtype == JAX_DTYPE[dtype] and array.shape == (4, 16)
     assert np.asarray(array).tobytes() == raw.numpy().tobytes()[: 64 * dtype.itemsize]
 
 
 def test_aligned_memory_is_not_copied() -> None:
     x = torch.zeros(1024)
-    array = borrow(x.data_ptr(), (torch.float32, (1024,)), host_device())
+    array = borrow(x.data_ptr(), (torch.float32, (1024,)), device())
     assert array.unsafe_buffer_pointer() == x.data_ptr()
 
 
 def test_an_array_outlives_the_next_borrowing() -> None:
     x, y = torch.arange(6.0), torch.arange(12)
-    first = borrow(x.data_ptr(), (torch.float32, (2, 3)), host_device())
-    borrow(y.data_ptr(), (torch.int64, (12,)), host_device())
+    first = borrow(x.data_ptr(), (torch.float32, (2, 3)), device())
+    borrow(y.data_ptr(), (torch.int64, (12,)), device())
     assert first.shape == (2, 3) and np.asarray(first).ravel().tolist() == x.tolist()
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), ()])
 def test_empty_values_and_scalars(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape)
-    array = borrow(x.data_ptr(), (torch.float32, shape), host_device())
+    array = borrow(x.data_ptr(), (torch.float32, shape), device())
     assert array.shape == shape and np.asarray(array).tolist() == x.tolist()
 
 
 def test_too_many_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_DIMS}"):
-        borrow(0, (torch.float32, (1,) * (MAX_DIMS + 1)), host_device())
+        borrow(0, (torch.float32, (1,) * (MAX_DIMS + 1)), device())

@@ -10,7 +10,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager import buffers, trap
 from fused_eager.buffers import TABLE, storage_of
-from fused_eager.run import host_device
+from fused_eager.executable import device
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def own_table() -> Iterator[None]:
 def with_array(t: torch.Tensor, value: torch.Tensor, born_native: bool) -> buffers.Buffer:
     """A buffer for the storage of `t` whose value is on the device."""
     b = buffers.open_buffer(storage_of(t), born_native)
-    b.array = buffers.to_array(value, host_device())
+    b.array = buffers.to_array(value, device())
     return b
 
 
@@ -85,7 +85,7 @@ def test_sweep_forgets_only_the_dead_on_the_device() -> None:
 def test_arrays_cross_with_their_dtype_and_bits(dtype: torch.dtype) -> None:
     bits = torch.arange(64, dtype=torch.uint8)
     t = (bits % 2).bool() if dtype is torch.bool else bits.view(dtype)
-    array = buffers.to_array(t, host_device())
+    array = buffers.to_array(t, device())
     assert array.dtype == JAX_DTYPE[dtype]
     assert buffers.home_of(array) == (dtype, tuple(t.shape))
     back = buffers.to_tensor(array)
@@ -96,7 +96,7 @@ def test_arrays_cross_with_their_dtype_and_bits(dtype: torch.dtype) -> None:
 def test_the_border_copies_nothing() -> None:
     t = torch.zeros(1024)
     assert t.data_ptr() % 64 == 0, "torch no longer aligns its memory: imports would copy"
-    array = buffers.to_array(t, host_device())
+    array = buffers.to_array(t, device())
     assert array.unsafe_buffer_pointer() == t.data_ptr()
     assert buffers.to_tensor(array).data_ptr() == t.data_ptr()
 

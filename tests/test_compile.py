@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fused_eager import compile as compiling
+from fused_eager.arguments import as_array
 from fused_eager.bounded import Bounded
 from fused_eager.compile import load_or_compile, region_name
 from fused_eager.lower import NodeFailed
 from fused_eager.plan import Region
-from fused_eager.run import as_array
 from fused_eager.stream import Node
 from tests.streams import END, HOME, aten, events, node
 

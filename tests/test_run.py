@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import LostValue, fused_eager, run, sync
+from fused_eager import LostValue, arguments, fused_eager, run, sync
 from fused_eager.buffers import TABLE, buffer_of, storage_of
 from fused_eager.stream import DeviceInput
 from fused_eager.verify import BACKLOG
@@ -273,7 +273,7 @@ POINTS = {
     "while planning": (run, "_prepare", "before"),
     "while values are assigned": (run, "_assign", "before"),
     "after values were assigned": (run, "_assign", "after"),
-    "while an argument is made": (run, "_vector", "before"),
+    "while an argument is made": (arguments, "_vector", "before"),
 }
 # The region has consumed the memory that it was given, so it cannot run again; what it made may have been lost.
 MAY_LOSE = ("between a region's start and its results", "after a region")

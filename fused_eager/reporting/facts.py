@@ -50,6 +50,7 @@ class Facts:
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
+    contests: list[dict[str, Any]] = field(default_factory=list)  # calls that were measured alone, in XLA and in ATen
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
 
@@ -269,6 +270,9 @@ class Adder:
 
     def _pace(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.choices[d["site"]] = d
+
+    def _contest(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.contests.append(d)
 
     def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
         row = self._built.get(d["site"])

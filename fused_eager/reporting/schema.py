@@ -222,6 +222,18 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "contest",
+            "It was measured whether one heavy call is faster as a part of a region or, between two regions, on ATen.",
+            (
+                Field("op", "text", "the ATen overload"),
+                Field("site", "text", "the line"),
+                Field("native", "boolean", "whether ATen runs it from now on"),
+                Field("fused_s", "number", "seconds that XLA takes for it, of processor time where it has one core"),
+                Field("native_s", "number", "seconds that ATen takes"),
+                Field("remembered", "boolean", "whether another process measured it: found in the compile cache"),
+            ),
+        ),
+        Kind(
             "run",
             "A region ran alone and was timed: a sample (the 2nd, 4th, 8th, 16th and every 32nd flush of its plan).",
             (

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fused_eager import LostValue, fused_eager, load, run, sync, verify
+from fused_eager import LostValue, arguments, fused_eager, load, run, sync, verify
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:
@@ -56,7 +56,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "load": (run, "load"),
     "plan": (load, "_make_ready"),
     "compile": (load, "load_or_compile"),
-    "vector": (run, "_vector"),
+    "vector": (arguments, "_vector"),
     "assign": (run, "_assign"),
     "import": (run, "import_native"),
     "advance": (run.Execution, "advance"),
