@@ -67,9 +67,16 @@ class Context:
         """Ask for `error` if any element of an integer `index` lies outside `[low, high)`."""
         if not self.bounds or index.size == 0:
             return
-        outside = (index < low) | (index >= high)
-        bad = outside.any()
-        self.check(bad, error, message, jnp.where(outside, index, 0).reshape(-1)[jnp.argmax(outside)])
+
+        def outside(index: jax.Array) -> jax.Array:
+            return (index < low) | (index >= high)
+
+        def first(index: jax.Array) -> jax.Array:
+            return index.reshape(-1)[jnp.argmax(outside(index))].astype(jnp.int64)
+
+        bad = outside(index).any()
+        # Another pass, which only who is to be told of it has to wait for.
+        self.check(bad, error, message, jax.lax.cond(bad, first, lambda _: jnp.zeros((), jnp.int64), index))
 
 
 @dataclass(frozen=True, slots=True)
