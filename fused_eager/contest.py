@@ -107,20 +107,25 @@ def _winner(call: Call, kept: Keeper | None) -> Choice | None:
     key = identity(call.nodes, call.region, call.homes, flags)
     with _LOCK:
         if key not in _FOUND:
-            asked = _key(call, kept)
-            found = None if asked is None or kept is None else choices.find(kept, asked)
-            _FOUND[key] = made = found or _measured(call)
-            if made is not None:
-                _tell(call, made, found is not None)
-                if asked is not None and kept is not None:
-                    choices.keep(kept, asked, made)
+            _FOUND[key] = _remembered_or_measured(call, kept)
         return _FOUND[key]
 
 
-def _key(call: Call, kept: Keeper | None) -> Key | None:
-    """What the compile cache knows the outcome by; None where there is no cache, or no form that all would know."""
-    if kept is None:
-        return None
+def _remembered_or_measured(call: Call, kept: Keeper | None) -> Choice | None:
+    asked = None if kept is None else _key(call, kept)
+    if kept is None or asked is None:
+        return _told(call, _measured(call))
+    found = choices.find(kept, asked)
+    if found is not None:
+        return _told(call, found, remembered=True)
+    made = _told(call, _measured(call))
+    if made is not None:
+        choices.keep(kept, asked, made)
+    return made
+
+
+def _key(call: Call, kept: Keeper) -> Key | None:
+    """What the compile cache knows the outcome by; None where there is no form that all would know."""
     try:
         name = kept.key(call.nodes, call.region, call.homes, call.bounds).digest
         return choices.key((("call", name),), kept.salt, torch.get_num_threads())
@@ -128,9 +133,12 @@ def _key(call: Call, kept: Keeper | None) -> Key | None:
         return None
 
 
-def _tell(call: Call, choice: Choice, remembered: bool) -> None:
-    site = str(describe(call.node.place))
-    LOG.emit("contest", op=str(call.node.op), site=site, **asdict(choice), remembered=remembered)
+def _told(call: Call, choice: Choice | None, remembered: bool = False) -> Choice | None:
+    """The outcome, and the event log knows it."""
+    if choice is not None:
+        site = str(describe(call.node.place))
+        LOG.emit("contest", op=str(call.node.op), site=site, **asdict(choice), remembered=remembered)
+    return choice
 
 
 def _measured(call: Call) -> Choice | None:

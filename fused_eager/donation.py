@@ -8,7 +8,7 @@ here, and handed over by order: the k-th donated input makes room for the k-th o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
@@ -46,18 +46,20 @@ def pairs(
     heirs = {flow.origin(o): o for o in reversed(outputs)}
     found: dict[int, int] = {}
     left = dict.fromkeys(outputs)
-    for v in inputs:
-        o = heirs.get(v)
-        if v in free and o is not None and homes[v] == homes[o] and flow.fits(v, o):
+
+    def give(v: int, candidates: Iterable[int]) -> None:
+        o = next((o for o in candidates if homes[v] == homes[o] and flow.fits(v, o)), None)
+        if o is not None:
             found[v] = o
             del left[o]
-    for v in inputs:
-        if v in free and v not in found:
-            o = next((o for o in left if homes[v] == homes[o] and flow.fits(v, o)), None)
-            if o is not None:
-                found[v] = o
-                del left[o]
-    return {v: found[v] for v in inputs if v in found}
+
+    dying = [v for v in inputs if v in free]
+    for v in dying:
+        give(v, [heirs[v]] if v in heirs else [])
+    for v in dying:
+        if v not in found:
+            give(v, left)
+    return {v: found[v] for v in dying if v in found}
 
 
 class _Flow:

@@ -127,15 +127,19 @@ def _are_plainly_contiguous(args: Any, tensors: list[torch.Tensor]) -> bool:
     )
 
 
+def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
+    return True
+
+
 # Those that FakeTensor, or a device, treats in a way of its own, and the calls for which that comes to the same.
 _SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
     "aten::convolution": _are_plainly_contiguous,
     "aten::convolution_backward": _are_plainly_contiguous,
     "aten::native_batch_norm": lambda args, tensors: len(args) > 5 and args[5] is True,  # in training
-    "aten::native_batch_norm_backward": lambda args, tensors: True,
+    "aten::native_batch_norm_backward": _always,
     # FakeTensor looks for the device that they name, and there is one.
-    **dict.fromkeys([f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full")], lambda args, tensors: True),
-    "aten::embedding": lambda args, tensors: True,
+    **dict.fromkeys([f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full")], _always),
+    "aten::embedding": _always,
 }
 
 

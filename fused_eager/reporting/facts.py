@@ -50,7 +50,7 @@ class Facts:
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
-    contests: list[dict[str, Any]] = field(default_factory=list)  # calls that were measured alone, in XLA and in ATen
+    contests: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
 
@@ -272,7 +272,8 @@ class Adder:
         self.facts.choices[d["site"]] = d
 
     def _contest(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.contests.append(d)
+        if d["native"]:
+            self.facts.contests.append(d)
 
     def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
         row = self._built.get(d["site"])

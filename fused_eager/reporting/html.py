@@ -75,7 +75,7 @@ def _model(report: Report) -> dict[str, Any]:
         "cuts": [c for c in top(f.cuts, "count", ROWS) if c.reason != "mode.single"],
         "islands": top(f.islands, "count", ROWS),
         "choices": list(f.choices.values())[:ROWS],
-        "contests": [c for c in f.contests if c["native"]][:ROWS],
+        "contests": f.contests[:ROWS],
         "modules": sorted(f.modules.items(), key=lambda item: (-item[1][1], -item[1][0]))[:ROWS],
         "codes": CODES,
     }

@@ -55,6 +55,8 @@ _CAUSE = (
 )
 _COMPILING = Field("compiling", "number", "seconds of it that went into compiling")
 
+_REMEMBERED = Field("remembered", "boolean", "whether another process measured it: found in the compile cache")
+
 KINDS: dict[str, Kind] = {
     row.name: row
     for row in (
@@ -218,7 +220,7 @@ KINDS: dict[str, Kind] = {
                 Field("native", "boolean", "whether it runs natively from now on"),
                 Field("fused_s", "number", "seconds of the fastest fused stretch"),
                 Field("native_s", "number", "seconds of the fastest native one"),
-                Field("remembered", "boolean", "whether another process measured it: found in the compile cache"),
+                _REMEMBERED,
             ),
         ),
         Kind(
@@ -230,7 +232,7 @@ KINDS: dict[str, Kind] = {
                 Field("native", "boolean", "whether ATen runs it from now on"),
                 Field("fused_s", "number", "seconds that XLA takes for it, of processor time where it has one core"),
                 Field("native_s", "number", "seconds that ATen takes"),
-                Field("remembered", "boolean", "whether another process measured it: found in the compile cache"),
+                _REMEMBERED,
             ),
         ),
         Kind(
