@@ -90,6 +90,7 @@ class Memory:
         """The step after `at` for an op with this key: the one that is known, or `step`, known from now on."""
         known = at.children.get(key)
         if known is not None:
+            known.operands = step.operands  # a parameter that was in native memory is on the device after a step
             return known
         if self.size >= self.limit:
             self.forget()

@@ -64,6 +64,23 @@ def test_a_repeated_stream_is_followed_op_by_op(monkeypatch: pytest.MonkeyPatch)
     assert counts == {"followed": 20, "missed": 0}
 
 
+def test_what_was_native_at_first_is_followed_once_it_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter is, from its first step on: each op that reads it was recorded anew in every round."""
+    w, x = torch.randn(8), torch.randn(8)
+
+    def step() -> float:
+        w.sub_(w * x, alpha=0.1)
+        return float(w.square().sum())
+
+    with fused_eager():
+        for _ in range(3):
+            step()
+        with counted(monkeypatch) as counts:
+            for _ in range(5):
+                step()
+    assert counts == {"followed": 20, "missed": 0}
+
+
 @pytest.mark.parametrize("mode", ["strict", "debug"])
 def test_single_ops_are_followed_from_one_stream_to_the_next(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     x = torch.randn(8)
