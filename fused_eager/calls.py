@@ -19,9 +19,10 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
+from . import uniform
 from .bounded import Bounded
 from .buffers import Home
-from .infer import Unknown, infer, rehearse
+from .infer import Inferred, Unknown, infer, rehearse
 from .opinfo import HIDDEN_WRITES, OpInfo
 from .pattern import INT64, Row, freeze, pattern
 from .stream import Hole, Ref
@@ -136,7 +137,7 @@ def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
     return done, named
 
 
-def _written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
+def written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Which tensor arguments the call writes, as positions among its tensors."""
     hidden = HIDDEN_WRITES.get(str(info.op))
     if hidden is not None:
@@ -150,6 +151,11 @@ def _written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]
         positions[i] = list(range(counter, counter + count))
         counter += count
     return tuple(p for i in info.written for p in positions.get(i, []))
+
+
+def overlap(tensors: Sequence[Tensor], targets: Sequence[int]) -> bool:
+    """Whether one of the tensors that are written overlaps itself."""
+    return any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in targets)
 
 
 def _view(t: Tensor) -> View:
@@ -188,16 +194,42 @@ def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:
     return range(limits.min, limits.max + 1)
 
 
-def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Call | Unknown:
+def _inferred(
+    info: OpInfo, key: Sequence[Any], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> tuple[Inferred, str] | Unknown:
+    """What a call returns, and why its first run has to be ATen's, or ""."""
     unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
-    inferred = Unknown(f"XLA has no {unfit[0]}") if unfit else infer(info.op, args, kwargs, tensors)
-    if not isinstance(inferred, Unknown) and any(s.device.type != "cpu" for s in inferred.fresh):
-        inferred = Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
+    if unfit:
+        return Unknown(f"XLA has no {unfit[0]}")
+    form = uniform.form(info, key, tensors)
+    inferred = uniform.recall(form, tensors) or infer(info.op, args, kwargs, tensors)
     if isinstance(inferred, Unknown):
-        CALLS[key] = inferred
         return inferred
+    if any(s.device.type != "cpu" for s in inferred.fresh):
+        return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
     inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
-    written = _written(info, args, kwargs)
+    if not doubt:
+        uniform.remember(form, tensors, inferred)
+    return inferred, doubt
+
+
+def new_call(
+    info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> Call | Unknown:
+    """Work out what the structure of a call decides, and remember it by `key`."""
+    found = _inferred(info, key, tensors, args, kwargs)
+    if isinstance(found, Unknown):
+        CALLS[key] = found
+        return found
+    return make_call(info, key, tensors, args, kwargs, *found)
+
+
+def make_call(
+    info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any],
+    inferred: Inferred, doubt: str = "",
+) -> Call:
+    """What the structure of a call decides, remembered by `key`, where what it returns is known."""
+    targets = written(info, args, kwargs)
     done, named = _templates(info, args, kwargs)
     views = tuple([_view(t) for t in tensors])
     seen = iter([v.geometry for v in views])
@@ -209,8 +241,8 @@ def new_call(info: OpInfo, key: Hashable, tensors: list[Tensor], args: Any, kwar
         named,
         views,
         tuple(_output(s) for s in inferred.fresh),
-        written,
-        any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in written),
+        targets,
+        overlap(tensors, targets),
         inferred.alias,
         all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
         info.island or doubt,

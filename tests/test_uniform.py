@@ -1,0 +1,93 @@
+"""Uniform calls: what torch says of one holds for another shape, for every pointwise op and dtype of torch's corpus."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+from fused_eager import calls, fused_eager, infer, uniform
+from fused_eager.opinfo import info_of
+
+aten = torch.ops.aten
+
+
+def recalled(op: Any, first: list[Any], second: list[Any]) -> infer.Inferred | None:
+    """What is known of the second call when the first has been inferred."""
+    found = []
+    for args in (first, second):
+        key: list[Any] = [op]
+        tensors: list[torch.Tensor] = []
+        for a in args:
+            calls.take(a, False, key, tensors, [])
+        form = uniform.form(info_of(op), key, tensors)
+        found.append(uniform.recall(form, tensors))
+        inferred = infer.infer(op, args, {}, tensors)
+        if isinstance(inferred, infer.Inferred):
+            uniform.remember(form, tensors, inferred)
+    return found[1]
+
+
+def test_another_shape_is_not_asked_for_again() -> None:
+    uniform._KNOWN.clear()
+    out = recalled(aten.add.Tensor, [torch.ones(3, 4), torch.ones(3, 4)], [torch.ones(5, 7), torch.ones(5, 7)])
+    assert out is not None and [(s.shape, s.strides) for s in out.fresh] == [((5, 7), (7, 1))]
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "second"),
+    [
+        (aten.add.Tensor, [torch.ones(3, 4), torch.ones(4)], [torch.ones(5, 7), torch.ones(7)]),
+        (aten.add.Tensor, [torch.ones(3, 4), torch.ones(3, 4)], [torch.ones(5, 1), torch.ones(5, 1)]),
+        (aten.add.Tensor, [torch.ones(3, 4), torch.ones(3, 4)], [torch.ones(7), torch.ones(7)]),
+        (aten.add.Tensor, [torch.ones(3, 4), torch.ones(3, 4)], [torch.ones(5, 7).int(), torch.ones(5, 7)]),
+        (aten.exp.default, [torch.ones(3, 4)], [torch.ones(7, 5).t()]),
+        (aten.linalg_cross.default, [torch.ones(2, 3), torch.ones(2, 3)], [torch.ones(2, 4), torch.ones(2, 4)]),
+        (aten.cumsum.default, [torch.ones(3, 4), 0], [torch.ones(5, 7), 0]),
+    ],
+    ids=["broadcast", "size 1", "rank", "dtype", "strides", "not pointwise", "scan"],
+)
+def test_what_differs_in_more_than_the_shape_is(op: Any, first: list[Any], second: list[Any]) -> None:
+    uniform._KNOWN.clear()
+    assert recalled(op, first, second) is None
+
+
+SHAPES = ((3, 4), (5, 7))
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+POINTWISE = [o for o in op_db if isinstance(o, (UnaryUfuncInfo, BinaryUfuncInfo)) and "jiterator" not in o.name]
+
+
+def test_it_holds_for_every_pointwise_op_of_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recalled of a call is what torch says of it, for the shape that it has."""
+    compared: set[str] = set()
+    asked: list[Any] = []
+    inferred, recall = calls._inferred, uniform.recall
+
+    def noted(info: Any, key: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        asked[:] = [info.op, args, kwargs, tensors]
+        return inferred(info, key, tensors, args, kwargs)
+
+    def watched(form: Any, tensors: Any) -> Any:
+        known = recall(form, tensors)
+        if known is not None:
+            truth = infer.infer(*asked)
+            assert isinstance(truth, infer.Inferred), (asked[0], truth)
+            assert (truth.fresh, repr(truth.template)) == (known.fresh, repr(known.template)), asked[0]
+            compared.add(str(asked[0]))
+        return known
+
+    monkeypatch.setattr(calls, "_inferred", noted)
+    monkeypatch.setattr(uniform, "recall", watched)
+    calls.CALLS.clear()
+    with fused_eager(mode="fused"):
+        for op in POINTWISE:
+            for dtype in [d for d in DTYPES if d in op.dtypes]:
+                for shape in SHAPES:
+                    tensors = [torch.ones(shape, dtype=dtype) for _ in range(1 + isinstance(op, BinaryUfuncInfo))]
+                    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # what takes other arguments
+                        op.op(*tensors)
+    assert len(compared) > 90
