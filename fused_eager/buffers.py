@@ -34,7 +34,9 @@ use_count = torch._C._storage_Use_Count
 
 
 class Buffer:
-    """A storage and the value it holds now. Exactly one of `stream` (pending), `array`, `error` says where it is."""
+    """A storage and the value it holds now. At most one of `stream` (pending), `array`, `error` says where it is; none
+    does where ATen has put it into the storage's own memory while it was being recorded (`witness`).
+    """
 
     __slots__ = (
         "__weakref__",
@@ -64,6 +66,11 @@ class Buffer:
         self.origin: tuple[int, int] | None = None  # (run, value number) that made `array`
         self.error: BaseException | None = None
         self.previous: jax.Array | None = None  # the value to return to if the pending one cannot be computed
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether the value is in the storage's own memory, and counts as one on the device all the same."""
+        return self.stream is None and self.array is None and self.error is None
 
     def is_alive(self, held: int = 0) -> bool:
         """Whether a tensor, or anything but this table and `held` inputs of ours, still refers to the storage."""
@@ -103,6 +110,8 @@ def sweep() -> None:
         dead = [b for b in TABLE.values() if b.stream is None and not b.is_alive()]
         for b in dead:
             del TABLE[b.cdata]
+            if b.is_at_home:
+                continue
             SCRATCH.bury(b)
             b.array = None  # a run that has not been verified may hold the buffer for a while
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
@@ -170,6 +179,22 @@ def bind(buffer: Buffer) -> None:
     buffer.array = None
 
 
+def lift(buffer: Buffer, device: Any) -> None:
+    """Take the value of a buffer that is at home out of its storage, which receives memory that nobody has written:
+    what `bind` undoes."""
+    assert buffer.home is not None
+    dtype, shape = buffer.home
+    value = torch.empty(shape, dtype=dtype)
+    trap.arm(storage_of(value))  # the mark goes where the memory goes
+    try:
+        swap_memory(buffer.storage, storage_of(value))
+        buffer.array = to_array(value, device)
+    except BaseException:
+        if buffer.array is None and trap.is_armed(buffer.storage):
+            swap_memory(buffer.storage, storage_of(value))
+        raise
+
+
 __all__ = [
     "JAX_DTYPE",
     "LOCK",
@@ -180,6 +205,7 @@ __all__ = [
     "bind",
     "buffer_of",
     "home_of",
+    "lift",
     "open_buffer",
     "release",
     "storage_of",

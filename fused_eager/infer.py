@@ -176,7 +176,7 @@ def _run(
             return Unknown(_first_line(error))
     if any(tuple(a.shape) != s for a, s in zip(actors, shapes, strict=True)):
         return Unknown("an out= argument is resized")
-    return _described(out, actors)
+    return described(out, actors)
 
 
 def _call(op: OpOverload, args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
@@ -189,8 +189,8 @@ def _call(op: OpOverload, args: Any, kwargs: dict[str, Any], actors: list[torch.
     return op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
 
 
-def _described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
-    """What a call returned that was made with `actors`."""
+def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
+    """What a call has returned that was made with the tensors `actors`."""
     for leaf in leaves([out]):
         if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
             return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")

@@ -16,6 +16,7 @@ from fused_eager.fusion_rules import precision
 
 from . import background, contest, heap, mappings, plan, telling
 from .background import Waiting
+from .bounded import Bounded
 from .buffers import Home
 from .caching import forget_loaded, keeper
 from .compile import MEMORY as EXECUTABLES
@@ -63,6 +64,10 @@ class Work:
 _default = torch.get_default_dtype
 
 LONG = 0.5  # seconds of compiling that leave enough memory behind to be given back
+
+# The number of the first plan of the streams with some shapes: later ones (other values are alive, parameters are on
+# the device) are told of as having come instead of it.
+CAME: Bounded[Hashable, int] = Bounded(1024)
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
@@ -113,11 +118,12 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
-        before = waiting.meanwhile.number if isinstance(waiting, Waiting) else None
+        before = waiting.meanwhile.number if isinstance(waiting, Waiting) else CAME.get(shapes)
         meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new", before)
     if not isinstance(waiting, Waiting):
         if not again:
             telling.came(nodes, work.homes, work.live, meanwhile.number)
+            CAME[shapes] = meanwhile.number
         make = functools.partial(_compiled, work, skeleton, meanwhile.number)
         waiting = known[ending] = Waiting(meanwhile, make, len(nodes))
     waiting.meanwhile = meanwhile

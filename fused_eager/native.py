@@ -63,11 +63,11 @@ def hand_over(storage: torch.UntypedStorage) -> None:
                     item.array = import_native(item)
 
 
-def protect(storage: torch.UntypedStorage) -> None:
-    """Before somebody writes native memory: whoever was to read the old values gets them first."""
+def protect(storage: torch.UntypedStorage, of: Stream | None = None) -> None:
+    """Before somebody writes native memory: whoever was to read the old values gets them first. `of` has read them."""
     for stream in list(STREAMS):
         pending = stream.natives.pop(storage._cdata, None)
-        if not pending:
+        if not pending or stream is of:
             continue
         if storage.nbytes() <= SNAPSHOT_BYTES:
             for item in pending.values():

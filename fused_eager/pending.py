@@ -12,6 +12,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from . import buffers, native, run, trap
 from .buffers import TABLE, Buffer, Home, storage_of
 from .calls import Foreign, Output
+from .executable import device
 from .infer import Fresh, Same
 from .reasons import Reason
 from .stream import DeviceInput, NativeInput, Stream
@@ -22,23 +23,40 @@ State = tuple[Any, ...]
 Undo = list[tuple[Buffer, State]]
 
 
-def device_input(stream: Stream, buffer: Buffer) -> DeviceInput:
-    """The input for a value that is on the device, or pending in another stream, which is then run.
+def held_here(stream: Stream, storage: torch.UntypedStorage) -> Buffer | None:
+    """The buffer of a storage; where its value is pending in another stream, that is run before."""
+    found = TABLE.get(storage._cdata)
+    if found is not None and found.stream is not None and found.stream is not stream:
+        run.flush(found.stream, Reason("sync.thread"))
+        found = TABLE.get(storage._cdata)
+    return found
+
+
+def device_input(stream: Stream, buffer: Buffer, lifts: bool = True) -> DeviceInput:
+    """The input for a value that is on the device, or at home and counts as such; with `lifts` it is brought there.
 
     Raises:
         LostValue: the value was never computed.
     """
-    if buffer.stream is not None:
-        run.flush(buffer.stream, Reason("sync.thread"))
     if buffer.error is not None:
         raise run.lost(buffer)
     found = stream.reads.get(buffer.cdata)
     if found is None or found.array is not buffer.array:
-        assert buffer.array is not None and buffer.home is not None
+        assert buffer.home is not None
+        if lifts and buffer.is_at_home:
+            buffers.lift(buffer, device())
         found = DeviceInput(stream.new_vid(), buffer.home, buffer, buffer.array, buffer.origin)
         stream.inputs.append(found)
         stream.reads[buffer.cdata] = found
     return found
+
+
+def lift_inputs(stream: Stream) -> None:
+    """Bring to the device what the first op of a stream reads at home."""
+    for item in stream.inputs:
+        if isinstance(item, DeviceInput) and item.array is None:
+            buffers.lift(item.buffer, device())
+            item.array = item.buffer.array
 
 
 def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offset: int) -> NativeInput:

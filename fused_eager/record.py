@@ -6,14 +6,14 @@ storage's current value, a write makes a new value of the whole storage.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import buffers, native, run, site
+from . import buffers, native, site, witness
 from .buffers import TABLE, storage_of
 from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import MISS, follow
@@ -22,6 +22,8 @@ from .opinfo import OpInfo
 from .pending import (
     Undo,
     device_input,
+    held_here,
+    lift_inputs,
     make_pending,
     may_overlap,
     native_input,
@@ -30,7 +32,6 @@ from .pending import (
     returned,
     state_of,
 )
-from .reasons import Reason
 from .stream import Node, Result, Stream, Use, start
 from .trace import DEVICE, MEMORY, NATIVE, PENDING, Operand, Step
 from .trap import offset_of
@@ -44,7 +45,7 @@ def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
     A gapless part of a value may begin elsewhere in the next round (`x[i]`): its offset is then a number like others.
     """
     storage = storage_of(t)
-    buffer = TABLE.get(storage._cdata)
+    buffer = held_here(stream, storage)
     offset, nbytes = offset_of(t), storage.nbytes()
     if buffer is None:
         item = native_input(stream, storage, view.block, offset * view.itemsize)
@@ -52,12 +53,13 @@ def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
     moves = 0 <= view.covered < nbytes
     if buffer.stream is stream:
         return Operand(buffer.vid, offset, moves, nbytes, PENDING, None)
-    read = device_input(stream, buffer)
+    # Whether a stream is witnessed is known after its first op.
+    read = device_input(stream, buffer, lifts=bool(stream.nodes) and not stream.witnessed)
     return Operand(read.vid, offset, moves, nbytes, DEVICE, read.home)
 
 
-def _write(stream: Stream, t: Tensor, view: View, use: Use, undo: Undo) -> Result:
-    """A new value for a tensor's storage, to be produced by the node that is being recorded."""
+def _write(stream: Stream, t: Tensor, view: View, use: Use) -> Result:
+    """A new value for the storage of an operand, to be produced by the node that is being recorded."""
     storage = storage_of(t)
     buffer = TABLE.get(storage._cdata)
     offset = offset_of(t)
@@ -67,21 +69,27 @@ def _write(stream: Stream, t: Tensor, view: View, use: Use, undo: Undo) -> Resul
             home = (g.dtype, (storage.nbytes() // view.itemsize,))
             base = native_input(stream, storage, home, 0).vid
         else:
-            base = buffer.vid if buffer.stream is stream else device_input(stream, buffer).vid
+            base = buffer.vid if buffer.stream is stream else device_input(stream, buffer, lifts=False).vid
             assert buffer.home is not None
             home = buffer.home
-    if buffer is None:
-        native.hand_over(storage)
-        buffer = buffers.open_buffer(storage, born_native=True)
-    elif buffer.stream is not stream and buffer.stream is not None:
-        run.flush(buffer.stream, Reason("sync.thread"))
-    undo.append((buffer, state_of(buffer)))
-    vid = stream.new_vid()
-    make_pending(stream, buffer, vid, home)
-    result = Result(vid, home, g, base, view.spec)
+    result = Result(stream.new_vid(), home, g, base, view.spec)
     if offset and start(use, result) is None:
         result = result._replace(geometry=g._replace(offset=offset))
     return result
+
+
+def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[Result], undo: Undo) -> Any:
+    """Make a call's results pending. Returns what it returns."""
+    fresh = [new_tensor(stream, o, r.vid, undo) for o, r in zip(call.outputs, results)]  # noqa: B905 (a prefix)
+    for i, result in zip(call.written, results[len(fresh) :], strict=True):
+        storage = storage_of(tensors[i])
+        buffer = TABLE.get(storage._cdata)
+        if buffer is None:
+            native.hand_over(storage)
+            buffer = buffers.open_buffer(storage, born_native=True)
+        undo.append((buffer, state_of(buffer)))
+        make_pending(stream, buffer, result.vid, result.home)
+    return returned(call.template, fresh, tensors)
 
 
 # In-place ops that do not look at what they overwrite.
@@ -115,10 +123,15 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
                 take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars)
         key = tuple(parts)
         call = CALLS.get(key)
-        if call is None:
-            call = new_call(info, key, tensors, args, kwargs)
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
         call = Unknown(str(error))
+    if call is None and stream.witnessed:
+        out = witness.perform_new(stream, info, tensors, args, kwargs)
+        if out is not MISS:
+            call = witness.learn(stream, info, key, tensors, args, kwargs, out)
+            return out if call is None else _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
+    if call is None:
+        call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:
         return native.run_now(stream, info, args, kwargs, call.reason)
     assert isinstance(call, Call)
@@ -139,7 +152,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return _first_time(stream, info, call, key, args, kwargs)
     undo: Undo = []
     try:
-        return _append(stream, info, call, tensors, scalars, undo)
+        return _append(stream, info, call, args, kwargs, tensors, scalars, undo)
     except Foreign as error:
         for buffer, state in reversed(undo):
             restore(stream, buffer, state)
@@ -148,6 +161,8 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         # Ctrl-C, or the value of an operand is lost: as if the op had not been called.
         for buffer, state in reversed(undo):
             restore(stream, buffer, state)
+        if not stream.nodes:
+            stream.reset()  # what it was to read may be at home, where only a witnessed stream finds it
         raise
 
 
@@ -175,15 +190,21 @@ def _append(
     stream: Stream,
     info: OpInfo,
     call: Call,
+    args: Any,
+    kwargs: dict[str, Any],
     tensors: list[Tensor],
     scalars: list[Any],
     undo: Undo,
+    out: Any = MISS,
 ) -> Any:
+    """Record a call. `out` is what it has returned, if it has been run."""
     uses: list[Use] = []
     operands: list[Operand] = []
     signature: list[Any] = [call.structure]
     for i in call.written:
         _forgive(info, tensors[i], call.views[i])
+    if stream.witnessed:
+        witness.fetch(stream, tensors)
     for t, view in zip(tensors, call.views, strict=True):
         operand = _operand(stream, t, view)
         operands.append(operand)
@@ -195,14 +216,9 @@ def _append(
         else:
             uses.append(Use(operand.vid, geometry if offset == 0 else geometry._replace(offset=offset)))
         signature += (operand.vid, offset)
-    fresh: list[Tensor] = []
-    results: list[Result] = []
-    for output in call.outputs:
-        vid = stream.new_vid()
-        fresh.append(new_tensor(stream, output, vid, undo))
-        results.append(Result(vid, output.home, output.geometry, None, output.spec))
+    results = [Result(stream.new_vid(), o.home, o.geometry, None, o.spec) for o in call.outputs]
     for i in call.written:
-        result = _write(stream, tensors[i], call.views[i], uses[i], undo)
+        result = _write(stream, tensors[i], call.views[i], uses[i])
         signature.append((result.base, result.home, result.geometry.offset))  # the first operand's says if it moves
         results.append(result)
     place = site.here()
@@ -219,8 +235,19 @@ def _append(
         tuple(signature),
         place,
     )
-    stream.nodes.append(node)
-    step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes))
+    step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
-    stream.went(MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step))
-    return returned(call.template, fresh, tensors)
+    known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
+    witnessed = stream.witnessed or (known is step and witness.may_begin(stream))
+    if witnessed:
+        if out is MISS:
+            out = witness.perform(stream, info, args, kwargs, tensors, call.written)
+        out = witness.adopt(stream, call, tensors, results, out)
+    else:
+        if not stream.nodes:
+            lift_inputs(stream)
+        out = _defer(stream, call, tensors, results, undo)
+    stream.witnessed = witnessed
+    stream.nodes.append(node)
+    stream.went(known)
+    return out

@@ -128,14 +128,18 @@ def flush(stream: Stream, reason: Reason) -> None:
         if stream.unfinished is not None:
             _finish(stream)
         if stream.nodes:
-            # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
-            began = telling.begin()
-            stream.unfinished = execution = _prepare(stream, reason)
-            try:
-                _finish(stream)
-            finally:
-                telling.flushed(execution, began)
-                SCRATCH.drop()
+            began, nodes = telling.begin(), len(stream.nodes)
+            if stream.witnessed:
+                spent = stream.spent
+                telling.flushed(reason, _end(stream, reason), nodes, began, spent)
+            else:
+                # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
+                stream.unfinished = execution = _prepare(stream, reason)
+                try:
+                    _finish(stream)
+                finally:
+                    telling.flushed(reason, execution.ready, nodes, began)
+                    SCRATCH.drop()
             WATCH.look()
         elif stream.inputs:
             stream.reset()
@@ -150,9 +154,9 @@ def withdraw(stream: Stream, error: Exception) -> None:
             stream.reset()
 
 
-def _prepare(stream: Stream, reason: Reason) -> Execution:
-    buffers.sweep()
-    SCRATCH.collect()
+def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
+    """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
+    Forgets the others."""
     live: set[int] = set()
     assigned: list[tuple[Buffer, int]] = []
     held = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
@@ -167,11 +171,39 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
         if isinstance(i, NativeInput):
             if i.storage._cdata in stream.pending:
                 donatable.add(i.vid)
-        elif i.buffer.array is i.array and TABLE.get(i.buffer.cdata) is i.buffer and i.buffer.is_alive():
+            continue
+        b = i.buffer
+        if b.stream is None and b.array is i.array and TABLE.get(b.cdata) is b and b.is_alive():
             live.add(i.vid)
-        elif not any(s is not stream and s.reads.get(i.buffer.cdata) is not None for s in list(STREAMS)):
+        elif not any(s is not stream and s.reads.get(b.cdata) is not None for s in list(STREAMS)):
             donatable.add(i.vid)
-    ready = load(stream, frozenset(live), frozenset(donatable), reason)
+    return frozenset(live), frozenset(donatable), assigned
+
+
+def _end(stream: Stream, reason: Reason) -> Ready:
+    """End a witnessed stream: all has been run. Its results stay at home, and are taken for values on the device, for
+    what comes next is to be recorded as it will be when this stream is compiled.
+    """
+    buffers.sweep()
+    live, donatable, assigned = _needs(stream)
+    try:
+        ready = load(stream, live, donatable, reason)
+        if ready.shapes is not None:
+            SKELETONS.ran(ready.shapes, stream.spell.weight * stream.spent)
+    finally:
+        for b, _ in assigned:
+            b.stream = None
+            if b.born_native:
+                TABLE.pop(b.cdata, None)
+        stream.reset()
+    return ready
+
+
+def _prepare(stream: Stream, reason: Reason) -> Execution:
+    buffers.sweep()
+    SCRATCH.collect()
+    live, donatable, assigned = _needs(stream)
+    ready = load(stream, live, donatable, reason)
     if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
         # Where memory is reused in place, what came before has to be known to be right.
         verify()
@@ -227,9 +259,10 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     with LOCK:
         if b.error is None or BACKLOG.owed:
             verify()
-        if b.error is not None or b.array is None:
+        if b.error is not None:
             raise lost(b)
-        value = buffers.to_tensor(b.array)
+        assert b.home is not None
+        value = buffers.alias(b.storage, 0, b.home) if b.is_at_home else buffers.to_tensor(b.array)
     telling.synced(reason, began)
     return value
 
@@ -258,7 +291,8 @@ def _settle(b: Buffer, reason: Reason) -> None:
             verify()
         if b.error is not None:
             raise lost(b)
-        if b.array is None:
+        if b.is_at_home:
+            TABLE.pop(b.cdata, None)
             return
         with unobserved():
             if BACKLOG.is_reading(b.cdata):

@@ -195,12 +195,15 @@ class NativeInput:
 
 
 class DeviceInput:
-    """A value that an earlier flush left on the device; `origin` is (run, value number) of its making."""
+    """A value that an earlier flush left on the device; `origin` is (run, value number) of its making.
+
+    `array` is None where a witnessed stream has read it at home.
+    """
 
     __slots__ = ("array", "buffer", "home", "origin", "vid")
     kind = "device"
 
-    def __init__(self, vid: int, home: Home, buffer: Buffer, array: jax.Array, origin: tuple[int, int] | None):
+    def __init__(self, vid: int, home: Home, buffer: Buffer, array: jax.Array | None, origin: tuple[int, int] | None):
         self.buffer = buffer
         self.vid = vid
         self.home = home
@@ -235,6 +238,10 @@ class Stream:
     root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
+    witnessed: bool = False  # it has not come before: ATen has run what is recorded (`witness`)
+    spent: float = 0.0  # seconds that this took
+    held: int = 0  # bytes of what was made by that, and lived when it was last looked at
+    young: int = 0  # bytes that have come since
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -264,6 +271,7 @@ class Stream:
         self.natives = {}
         self.reads = {}
         self.vids = 0
+        self.witnessed, self.spent, self.held, self.young = False, 0.0, 0, 0
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
         known = self.root is MEMORY.root

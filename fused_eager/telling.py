@@ -28,7 +28,7 @@ from .stream import Node
 
 if TYPE_CHECKING:
     from .executable import Executable, Made
-    from .run import Execution
+    from .load import Ready
 
 now = time.perf_counter
 
@@ -53,10 +53,9 @@ def begin() -> Began:
     return now(), _thread.compiled
 
 
-def flushed(execution: Execution, began: Began) -> None:
-    """A flush has launched its regions."""
+def flushed(reason: Reason, ready: Ready, ops: int, began: Began, before: float = 0.0) -> None:
+    """A flush has launched the regions of a stream of `ops`, which have run for so many seconds `before` it began."""
     started, compiled = began
-    reason, ready = execution.reason, execution.ready
     ended = _thread.ended
     LOG.emit(
         "flush",
@@ -64,13 +63,13 @@ def flushed(execution: Execution, began: Began) -> None:
         detail=reason.detail,
         site=_line(reason.site),
         plan=ready.number,
-        ops=len(execution.nodes),
+        ops=ops,
         regions=len(ready.plan.regions),
-        host=0.0 if ended is None else started - ended,
-        seconds=now() - started,
+        host=0.0 if ended is None else max(started - ended - before, 0.0),
+        seconds=now() - started + before,
         compiling=_thread.compiled - compiled,
     )
-    measuring.recorded(len(execution.nodes))
+    measuring.recorded(ops)
     _thread.ended = now()
 
 

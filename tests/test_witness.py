@@ -1,0 +1,272 @@
+"""Witnessing: a stream that has not come before is run at once, as in eager, and is followed when it comes again."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fused_eager import background, fused_eager, island, sync, trace
+from fused_eager.buffers import buffer_of, storage_of
+from fused_eager.trap import is_armed
+from tests.streams import events, forget_shapes, open_stream
+from tests.test_follow import counted
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    background.wait()
+    forget_shapes()
+    background.FORMS.clear()
+    trace.MEMORY.forget()
+    yield
+    background.wait()
+
+
+def auto() -> fused_eager:
+    return fused_eager(compile="auto", native="measured")
+
+
+def test_a_first_stream_has_its_values_at_once() -> None:
+    x = torch.arange(64.0)
+    with auto():
+        y = x * 2 + 1
+        assert open_stream().witnessed and len(open_stream().nodes) == 2
+        assert not is_armed(storage_of(y))
+        with torch._C._DisableTorchDispatch():
+            assert torch.equal(y, torch.arange(64.0) * 2 + 1)
+        sync()
+        assert buffer_of(y) is None and not open_stream().nodes
+
+
+def test_nothing_is_run_a_second_time_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(island, "run_node", lambda *a: pytest.fail("a witnessed op was run again"))
+    with events("flush", "plan") as seen, auto():
+        float((torch.arange(30.0) + 1).sum())
+    assert [e.data["reason"] for e in seen if e.kind == "flush"] == ["sync.value"]
+    plan = next(e for e in seen if e.kind == "plan")
+    assert [r["how"] for r in plan.data["regions"]] == ["aten"]
+
+
+def training_step() -> Callable[[], float]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(20, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    x, y = torch.randn(8, 12), torch.randint(0, 3, (8,))
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return step
+
+
+def test_a_training_step_is_the_same_witnessed_recorded_and_compiled() -> None:
+    step = training_step()
+    wanted = [step() for _ in range(12)]
+    step = training_step()
+    with auto():
+        got = []
+        for _ in range(12):
+            got.append(step())
+            background.wait()
+    assert got[0] == wanted[0]
+    assert got == pytest.approx(wanted, rel=1e-4)
+
+
+def test_it_is_followed_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(40, 8), torch.randn(8)
+
+    def step() -> float:
+        y = (x * w).relu_()
+        w.add_(y[3], alpha=0.01)
+        z = torch.zeros(40)
+        z[1:5] = y.sum(1)[1:5]
+        return float(z.exp().sum())
+
+    with auto():
+        step()
+        size = trace.MEMORY.size
+        for _ in range(2):  # what was in native memory is on the device from now on
+            step()
+        with counted(monkeypatch) as counts:
+            for _ in range(3):
+                step()
+    assert trace.MEMORY.size <= 2 * size
+    assert counts["missed"] == 0 and counts["followed"] > 0
+
+
+def test_what_comes_again_is_compiled_as_if_it_had_been_recorded() -> None:
+    counts = []
+    x = torch.randn(300)
+
+    with events("compile") as seen, auto():
+        for _ in range(4):
+            float((x.sin() + 2).square().sum())
+            background.wait()
+            counts.append(len(seen))
+    assert counts[0] == 0 and counts[1] > 0 and counts[1:] == [counts[1]] * 3
+
+
+def test_an_op_that_raises_does_so_on_its_line_and_changes_nothing() -> None:
+    x, index = torch.zeros(5), torch.tensor([1, 7])
+    with auto():
+        y = x + 1
+        with pytest.raises(IndexError) as failed:
+            y.index_select(0, index)
+        assert str(failed.value) == "index out of range in self"
+        with pytest.raises(RuntimeError, match="must match the size"):
+            y.add_(torch.ones(4))
+        z = y * 2
+    assert y.tolist() == [1.0] * 5 and z.tolist() == [2.0] * 5
+
+
+def test_what_dies_is_freed_before_the_stream_ends() -> None:
+    made: list[weakref.ref[Any]] = []
+    x = torch.zeros(1 << 18)  # 1 MB
+    with auto():
+        for _ in range(64):
+            x = x + 1
+            made.append(weakref.ref(storage_of(x)))
+        gc.collect()
+        assert len(open_stream().nodes) == 64
+        assert sum(ref() is not None for ref in made) <= 4
+    assert float(x[0]) == 64
+
+
+def test_numpy_sees_a_witnessed_value_and_may_write_it() -> None:
+    x = torch.arange(6.0)
+    with auto():
+        y = x + 1
+        a = y.numpy()
+        a[0] = 40
+        z = y * 2
+        assert z.tolist() == [80, 4, 6, 8, 10, 12]
+        a[1] = 7
+        y.add_(1)
+        assert a.tolist() == [41, 8, 4, 5, 6, 7]
+
+
+def test_another_thread_reads_and_writes_what_is_witnessed() -> None:
+    x = torch.zeros(2000)
+    with auto():
+        y = x + 1
+        assert open_stream().witnessed
+
+        def other() -> None:
+            y.mul_(3)
+            seen.append(float((y + 1).sum()))
+
+        seen: list[float] = []
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        z = y + 1
+    assert seen == [8000.0] and z.sum() == 8000 and y.sum() == 6000
+
+
+def test_what_an_earlier_stream_left_on_the_device_is_fetched() -> None:
+    x = torch.randn(500)
+
+    def first() -> torch.Tensor:
+        return (x.exp() + 1).log_()
+
+    with auto():
+        for _ in range(4):
+            y = first()
+            float(y.sum())
+            background.wait()
+        y = first()
+        float(y[0])  # of a stream that is known: y stays on the device
+        z = torch.full((500,), 2.0).mul_(0.5).add_(y).erf()
+        z[:10] = y[:10]
+    wanted = torch.full((500,), 2.0).mul_(0.5).add_(first()).erf()
+    wanted[:10] = first()[:10]
+    torch.testing.assert_close(z, wanted)
+
+
+def test_what_is_at_home_is_brought_to_the_device_for_a_stream_that_is_known() -> None:
+    """Also after its first op, once recorded as one that may be witnessed, was interrupted."""
+    x = torch.randn(64)
+
+    def known(y: torch.Tensor) -> torch.Tensor:
+        return y.tanh().mul_(3)
+
+    with auto():
+        for _ in range(3):
+            known(x + 1)
+            sync()
+        with torch.no_grad():
+            y = x * 0.25 + 4  # witnessed, and at home when its sum has been read
+        float(y.sum())
+        assert buffer_of(y) is not None and buffer_of(y).is_at_home
+        with pytest.raises(RuntimeError, match="must match"):
+            y.add_(torch.ones(3))
+        z = known(y)
+        assert not is_armed(storage_of(x))
+        y.mul_(2)
+        w = known(y)
+    torch.testing.assert_close(y, (x * 0.25 + 4) * 2)
+    torch.testing.assert_close(z, known(x * 0.25 + 4))
+    torch.testing.assert_close(w, known((x * 0.25 + 4) * 2))
+
+
+def test_a_value_at_home_that_dies_is_forgotten() -> None:
+    with auto():
+        y = torch.arange(1000.0) * 2
+        float(y.sum())
+        ref = weakref.ref(storage_of(y))
+        del y
+        sync()
+        assert ref() is None
+
+
+def test_draws_are_those_of_eager() -> None:
+    def body() -> torch.Tensor:
+        x = torch.empty(50).uniform_() + 1
+        x = torch.nn.functional.dropout(x, 0.5)
+        return x + torch.empty_like(x).normal_()
+
+    torch.manual_seed(5)
+    wanted = [body() for _ in range(3)]
+    torch.manual_seed(5)
+    with auto():
+        got = [body() for _ in range(3)]
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_interrupt_in_a_witnessed_op_leaves_everything_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fused_eager import witness
+
+    x = torch.arange(10.0)
+    with auto():
+        y = x + 1
+        plain = witness.run_natively
+
+        def interrupted(*args: Any) -> Any:
+            plain(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(witness, "run_natively", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            y.mul_(2)
+        monkeypatch.setattr(witness, "run_natively", plain)
+        z = y + 1
+    assert z.tolist() == (y + 1).tolist()
+    assert y.tolist() == [2.0 * (i + 1) for i in range(10)]
+
+
+@pytest.mark.parametrize("options", [{"compile": "wait"}, {"mode": "strict"}, {"mode": "debug"}, {"islands": "warn"}])
+def test_where_the_compiler_is_waited_for_nothing_is_witnessed(options: dict[str, Any]) -> None:
+    with fused_eager(**{"compile": "auto", "native": "measured", **options}):
+        torch.ones(5) * 2
+        assert not open_stream().witnessed
