@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ops", description=__doc__)
     parser.add_argument("names", nargs="*", help="names of op_db; none for all")
     parser.add_argument("--dtypes", default="float32", help="comma-separated, or 'all'")
-    parser.add_argument("--modes", default="fused")
+    parser.add_argument("--modes", default="fused", help="with commas; auto: fused, each sample met for the first time")
     parser.add_argument("--backward", action="store_true", help="gradients too, where op_db says so")
     parser.add_argument("--chained", action="store_true", help="with three ops before and after")
     parser.add_argument("--errors", action="store_true", help="the error inputs instead of the samples")

@@ -20,7 +20,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fused_eager import fused_eager, hotness, load
+from fused_eager import background, fused_eager, hotness, load, trace
 
 from .exclusions import EXCLUDED, STRIDES, UNWRITTEN
 
@@ -168,12 +168,17 @@ def run(info: OpInfo, sample: SampleInput, grad: bool, chained: bool) -> Callabl
 
 
 def outcome(program: Callable[[], list[Any]], mode: str | None) -> list[Any] | Exception:
-    """What a program returns, or raises, by eager (None) or in a mode."""
+    """What a program returns, or raises, by eager (None) or in a mode, or "auto": fused, and met for the first time."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if mode is None:
                 return program()
+            if mode == "auto":
+                trace.MEMORY.forget()
+                background.FORMS.clear()
+                with fused_eager(mode="fused", progress=False, cache="off", compile="auto", native="never"):
+                    return program()
             # Compiled before it runs, and never left to ATen: it is XLA's results that are in question.
             with fused_eager(mode=mode, progress=False, cache="off", compile="wait", native="never"):
                 return program()
