@@ -225,8 +225,13 @@ def new_call(
 
 
 def make_call(
-    info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any],
-    inferred: Inferred, doubt: str = "",
+    info: OpInfo,
+    key: tuple[Any, ...],
+    tensors: list[Tensor],
+    args: Any,
+    kwargs: dict[str, Any],
+    inferred: Inferred,
+    doubt: str = "",
 ) -> Call:
     """What the structure of a call decides, remembered by `key`, where what it returns is known."""
     targets = written(info, args, kwargs)

@@ -32,7 +32,7 @@ from .pending import (
     returned,
     state_of,
 )
-from .stream import Node, Result, Stream, Use, start
+from .stream import Node, Result, Stream, Use, Witnessed, start
 from .trace import DEVICE, MEMORY, NATIVE, PENDING, Operand, Step
 from .trap import offset_of
 
@@ -238,8 +238,9 @@ def _append(
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
-    witnessed = stream.witnessed or (known is step and witness.may_begin(stream))
-    if witnessed:
+    if known is step and witness.may_begin(stream):
+        stream.witnessed = Witnessed()
+    if stream.witnessed:
         if out is MISS:
             out = witness.perform(stream, info, args, kwargs, tensors, call.written)
         out = witness.adopt(stream, call, tensors, results, out)
@@ -247,7 +248,6 @@ def _append(
         if not stream.nodes:
             lift_inputs(stream)
         out = _defer(stream, call, tensors, results, undo)
-    stream.witnessed = witnessed
     stream.nodes.append(node)
     stream.went(known)
     return out

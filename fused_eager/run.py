@@ -130,8 +130,8 @@ def flush(stream: Stream, reason: Reason) -> None:
         if stream.nodes:
             began, nodes = telling.begin(), len(stream.nodes)
             if stream.witnessed:
-                spent = stream.spent
-                telling.flushed(reason, _end(stream, reason), nodes, began, spent)
+                seconds = stream.witnessed.seconds
+                telling.flushed(reason, _end(stream, seconds, reason), nodes, began, seconds)
             else:
                 # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
                 stream.unfinished = execution = _prepare(stream, reason)
@@ -180,16 +180,16 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
     return frozenset(live), frozenset(donatable), assigned
 
 
-def _end(stream: Stream, reason: Reason) -> Ready:
-    """End a witnessed stream: all has been run. Its results stay at home, and are taken for values on the device, for
-    what comes next is to be recorded as it will be when this stream is compiled.
+def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
+    """End a witnessed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
+    on the device, for what comes next is to be recorded as it will be when this stream is compiled.
     """
     buffers.sweep()
     live, donatable, assigned = _needs(stream)
     try:
         ready = load(stream, live, donatable, reason)
         if ready.shapes is not None:
-            SKELETONS.ran(ready.shapes, stream.spell.weight * stream.spent)
+            SKELETONS.ran(ready.shapes, stream.spell.weight * seconds)
     finally:
         for b, _ in assigned:
             b.stream = None

@@ -211,6 +211,15 @@ class DeviceInput:
         self.origin = origin
 
 
+@dataclass(slots=True)
+class Witnessed:
+    """What the ops of a stream that is run as it is recorded (`witness`) have taken and made."""
+
+    seconds: float = 0.0
+    held: int = 0  # bytes that lived when it was last looked at
+    young: int = 0  # bytes that have come since
+
+
 STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
@@ -238,10 +247,7 @@ class Stream:
     root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
-    witnessed: bool = False  # it has not come before: ATen has run what is recorded (`witness`)
-    spent: float = 0.0  # seconds that this took
-    held: int = 0  # bytes of what was made by that, and lived when it was last looked at
-    young: int = 0  # bytes that have come since
+    witnessed: Witnessed | None = None  # it has not come before: ATen has run what is recorded
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -271,7 +277,7 @@ class Stream:
         self.natives = {}
         self.reads = {}
         self.vids = 0
-        self.witnessed, self.spent, self.held, self.young = False, 0.0, 0, 0
+        self.witnessed = None
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
         known = self.root is MEMORY.root

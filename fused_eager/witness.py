@@ -25,6 +25,7 @@ from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from . import buffers, native, run
+from .borrow import nbytes_of
 from .buffers import TABLE, Buffer, storage_of
 from .calls import Call, make_call, overlap, written
 from .follow import MISS
@@ -114,9 +115,10 @@ def perform(
     """
     for i in targets:
         native.protect(storage_of(tensors[i]), of=stream)
+    assert stream.witnessed is not None
     began = time.perf_counter()
     out = run_natively(info.op, args, kwargs)
-    stream.spent += time.perf_counter() - began
+    stream.witnessed.seconds += time.perf_counter() - began
     return out
 
 
@@ -127,8 +129,11 @@ def adopt(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[R
     fresh = [_own(stream, t, result) for t, result in zip(made, results[: len(call.outputs)], strict=True)]
     for i, result in zip(call.written, results[len(fresh) :], strict=True):
         _hold(stream, storage_of(tensors[i]), result, born_native=True)
-    if stream.young > ROOM + stream.held // PART:
-        _let_go(stream)
+    seen = stream.witnessed
+    assert seen is not None
+    seen.young += sum(storage_of(t).nbytes() for t in fresh)
+    if seen.young > ROOM + seen.held // PART:
+        seen.held, seen.young = _let_go(stream), 0
     return returned(call.template, fresh, tensors)
 
 
@@ -140,20 +145,11 @@ def _own(stream: Stream, t: Tensor, result: Result) -> Tensor:
         raise RuntimeError(f"ATen returned {t.dtype}{tuple(t.shape)} where shape inference promised {spec}")
     storage = storage_of(t)
     promised = t.stride() == spec.strides and not (t.is_conj() or t.is_neg() or t._is_zerotensor())
-    if not promised or offset_of(t) or storage.nbytes() != _reach(result) or storage._cdata in TABLE:
+    if not promised or offset_of(t) or storage.nbytes() != nbytes_of(result.home) or storage._cdata in TABLE:
         t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(t)
         storage = storage_of(t)
     _hold(stream, storage, result, born_native=False)
-    stream.young += storage.nbytes()
     return t
-
-
-def _reach(result: Result) -> int:
-    """Bytes of the storage that recording would make for a new output."""
-    n = result.spec.dtype.itemsize
-    for size in result.home[1]:
-        n *= size
-    return n
 
 
 def _hold(stream: Stream, storage: torch.UntypedStorage, result: Result, born_native: bool) -> None:
@@ -166,8 +162,8 @@ def _hold(stream: Stream, storage: torch.UntypedStorage, result: Result, born_na
     stream.pending[storage._cdata] = b
 
 
-def _let_go(stream: Stream) -> None:
-    """Free the memory of what the program has no tensor of any more."""
+def _let_go(stream: Stream) -> int:
+    """Free the memory of what the program has no tensor of any more. Returns the bytes of what it has."""
     buffers.sweep()
     inputs = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
     held = 0
@@ -176,4 +172,4 @@ def _let_go(stream: Stream) -> None:
             held += b.storage.nbytes()
         else:
             del stream.pending[cdata], TABLE[cdata]
-    stream.held, stream.young = held, 0
+    return held
