@@ -110,8 +110,6 @@ def sweep() -> None:
         dead = [b for b in TABLE.values() if b.stream is None and not b.is_alive()]
         for b in dead:
             del TABLE[b.cdata]
-            if b.is_at_home:
-                continue
             SCRATCH.bury(b)
             b.array = None  # a run that has not been verified may hold the buffer for a while
             # The storage dies with the last reference; until then nobody may read its unwritten memory.

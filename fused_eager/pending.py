@@ -14,6 +14,7 @@ from .buffers import TABLE, Buffer, Home, storage_of
 from .calls import Foreign, Output
 from .executable import device
 from .infer import Fresh, Same
+from .opinfo import OpInfo
 from .reasons import Reason
 from .stream import DeviceInput, NativeInput, Stream
 from .trap import offset_of
@@ -155,6 +156,16 @@ def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool
             if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):
                 return True
     return False
+
+
+def refusal(info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overlapping: bool) -> str:
+    """Why a call cannot be recorded, because of the memory that it writes; "" if it can. `overlapping`: a tensor that
+    is written overlaps itself."""
+    if written and may_overlap(tensors, written, info.scattered):
+        return "it reads memory that it writes"
+    if written and (overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
+        return "it writes memory that others see, or that overlaps itself"
+    return ""
 
 
 def _same_view(t: Tensor, u: Tensor) -> bool:

@@ -25,9 +25,9 @@ from .pending import (
     held_here,
     lift_inputs,
     make_pending,
-    may_overlap,
     native_input,
     new_tensor,
+    refusal,
     restore,
     returned,
     state_of,
@@ -69,7 +69,7 @@ def _write(stream: Stream, t: Tensor, view: View, use: Use) -> Result:
             home = (g.dtype, (storage.nbytes() // view.itemsize,))
             base = native_input(stream, storage, home, 0).vid
         else:
-            base = buffer.vid if buffer.stream is stream else device_input(stream, buffer, lifts=False).vid
+            base = buffer.vid if buffer.stream is stream else device_input(stream, buffer).vid
             assert buffer.home is not None
             home = buffer.home
     result = Result(stream.new_vid(), home, g, base, view.spec)
@@ -140,10 +140,9 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     written = call.written
     if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
-    if written and may_overlap(tensors, written, info.scattered):
-        return native.run_now(stream, info, args, kwargs, "it reads memory that it writes")
-    if written and (call.overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
-        return native.run_now(stream, info, args, kwargs, "it writes memory that others see, or that overlaps itself")
+    why = refusal(info, tensors, written, call.overlapping)
+    if why:
+        return native.run_now(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
         native.judge_island(stream.config, info, info.island)
     if call.fitting is not None and any(s not in call.fitting for s in scalars):
@@ -203,7 +202,7 @@ def _append(
     signature: list[Any] = [call.structure]
     for i in call.written:
         _forgive(info, tensors[i], call.views[i])
-    if stream.witnessed:
+    if stream.witnessed and out is MISS:
         witness.fetch(stream, tensors)
     for t, view in zip(tensors, call.views, strict=True):
         operand = _operand(stream, t, view)

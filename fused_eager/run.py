@@ -157,6 +157,7 @@ def withdraw(stream: Stream, error: Exception) -> None:
 def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
+    buffers.sweep()
     live: set[int] = set()
     assigned: list[tuple[Buffer, int]] = []
     held = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
@@ -184,7 +185,6 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
     """End a witnessed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
     on the device, for what comes next is to be recorded as it will be when this stream is compiled.
     """
-    buffers.sweep()
     live, donatable, assigned = _needs(stream)
     try:
         ready = load(stream, live, donatable, reason)
@@ -200,7 +200,6 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
 
 
 def _prepare(stream: Stream, reason: Reason) -> Execution:
-    buffers.sweep()
     SCRATCH.collect()
     live, donatable, assigned = _needs(stream)
     ready = load(stream, live, donatable, reason)

@@ -56,7 +56,8 @@ def recall(form: Hashable | None, tensors: Sequence[torch.Tensor]) -> Inferred |
 
 def remember(form: Hashable | None, tensors: Sequence[torch.Tensor], inferred: Inferred) -> None:
     """Keep what torch says of a call, if its outputs are like its tensors."""
-    shape = tuple(tensors[0].shape) if tensors else ()
-    alike = all(s.shape == shape and s.strides == contiguous_strides(shape) for s in inferred.fresh)
-    if form is not None and alike and not inferred.alias:
+    if form is None or inferred.alias:
+        return
+    shape = tuple(tensors[0].shape)
+    if all(s.shape == shape and s.strides == contiguous_strides(shape) for s in inferred.fresh):
         _KNOWN[form] = inferred

@@ -32,7 +32,7 @@ from .follow import MISS
 from .infer import Unknown, described
 from .native import call as run_natively
 from .opinfo import OpInfo
-from .pending import may_overlap, returned
+from .pending import refusal, returned
 from .reasons import Reason
 from .stream import NativeInput, Result, Stream
 from .trap import offset_of
@@ -47,8 +47,9 @@ def may_begin(stream: Stream) -> bool:
 
     What is really on the device would have to be waited for.
     """
-    at_home = all(isinstance(i, NativeInput) or i.array is None for i in stream.inputs)
-    return at_home and not (stream.nodes or stream.config.waits)
+    if stream.nodes or stream.config.waits:
+        return False
+    return all(isinstance(i, NativeInput) or i.array is None for i in stream.inputs)
 
 
 def fetch(stream: Stream, tensors: Sequence[Tensor]) -> None:
@@ -68,14 +69,12 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
     if info.island or not _is_static(info.op) or any(t.dtype not in JAX_DTYPE for t in tensors):
         return MISS
     targets = written(info, args, kwargs)
-    if may_overlap(tensors, targets, info.scattered) or overlap(tensors, targets):
+    if refusal(info, tensors, targets, overlap(tensors, targets)):
         return MISS
     for t in tensors:
         b = TABLE.get(storage_of(t)._cdata)
         if t._is_zerotensor() or (b is not None and b.error is not None):
             return MISS
-    if any(native.must_stay(storage_of(tensors[i])) for i in targets):
-        return MISS
     fetch(stream, tensors)
     return perform(stream, info, args, kwargs, tensors, targets) if stream.witnessed else MISS
 
