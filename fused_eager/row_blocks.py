@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from fused_eager.fusion_rules.elementwise import OPAQUE
 from fused_eager.fusion_rules.rowwise import (
     ELEMENTWISE,
     MAKERS,
@@ -107,13 +108,15 @@ def _is_of_all_rows(rows: Rows, step: Step, shape: tuple[int, ...]) -> bool:
 
 
 def gains(program: Program, found: Cut) -> bool:
-    """Whether rows would else be gone over again, because what one was reduced to is spread over it, or over others.
+    """Whether rows would else be gone over again, because what one was reduced to is spread over it, or over others, or
+    because a function of each number takes several passes.
 
     And nothing that was one loop with what comes after becomes two, nor is much more written than the results.
     """
+    passes = bool(found.spread) or any(step.eqn.primitive is OPAQUE for step, _ in found.inside)
     written = sum(found.rows.turns * _nbytes(program.avals[v]) for s in found.partial for v in s.outputs)
     small = written <= max(map(_nbytes, program.avals))
-    return bool(found.spread) and small and not _is_torn(found) and not _has_halves(program, found)
+    return passes and small and not _is_torn(found) and not _has_halves(program, found)
 
 
 def _has_halves(program: Program, found: Cut) -> bool:
@@ -153,11 +156,10 @@ def candidates(program: Program) -> Iterator[Rows]:
     """What may count the rows of a program's largest values, the finest first."""
     most = max(map(_nbytes, program.avals), default=0)
     largest = {tuple(a.shape): a for a in program.avals if _nbytes(a) == most >= LARGE}
-    for shape, axes in sorted(((s, n) for s in largest for n in range(1, len(s))), key=lambda c: (-c[1], c[0])):
+    several = ((s, n) for s in largest if s for n in range(1, max(len(s), 2)))
+    for shape, axes in sorted(several, key=lambda c: (-c[1], c[0])):
         sizes, n = shape[:axes], shape[axes - 1]
         row = most // math.prod(sizes)
-        if row == largest[shape].dtype.itemsize:
-            continue
         block = next(b for b in range(min(n, max(BLOCK // row, 1)), 0, -1) if n % b == 0)
         rows = Rows(sizes, block)
         if (block == n or block * row >= SMALLEST) and row <= 2 * BLOCK and rows.turns >= FEWEST:

@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
+from .executable import device
+
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
           "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
 
@@ -76,6 +78,11 @@ def flatten(closed: ClosedJaxpr) -> Program:
     return program
 
 
+def _of_platform(eqn: Any) -> ClosedJaxpr:
+    named = enumerate(eqn.params["branches_platforms"])
+    return eqn.params["branches"][next(i for i, names in named if names is None or device().platform in names)]
+
+
 def _only_reshapes(eqn: Any) -> bool:
     return eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None and len(eqn.invars) == 1
 
@@ -98,7 +105,10 @@ def _inline(program: Program, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Seque
             if program.avals[given[0]].shape == eqn.outvars[0].aval.shape:
                 names[eqn.outvars[0]] = given[0]
                 continue
-        inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+        if eqn.params.get("branches_platforms"):  # a cond over the platform that it is compiled for
+            inner, given = _of_platform(eqn), given[1:]
+        else:
+            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
         if inner is None:
             outputs: Sequence[Any] = program.apply(eqn, given)
             if reshapes:

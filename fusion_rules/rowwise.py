@@ -103,9 +103,9 @@ def _pad(rows: Rows, eqn: Any, axes: int) -> Params | None:
 
 _ELEMENTWISE = """
     abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag
-    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or
-    population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+    convert_element_type copy copy_p cos cosh digamma div elementwise eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier
+    or population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor
 """
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
@@ -149,7 +149,8 @@ def params_of_block(rows: Rows, eqn: Any, result: Shape, by_rows: list[Shape]) -
         return None
     if eqn.primitive.name != "reshape":
         for shape in by_rows:
-            straight = {a: a for a in range(axes) if shape[a] != 1}
-            if rows.axes(shape) != axes or row_axes(eqn, shape, axes) != straight:
+            if rows.axes(shape) != axes:
+                return None
+            if row_axes(eqn, shape, axes) != {a: a for a in range(axes) if shape[a] != 1}:
                 return None
     return given(rows, eqn, axes)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, copysign, together, where
+from .elementwise import as_array, copysign, elementwise, together, where
 
 # Below this, what a call costs is nothing, and compiling is quicker without.
 WORTHWHILE = 4096
@@ -52,8 +52,8 @@ def _by_polynomial(ours: Callable[..., Any], own: Callable[..., Any]) -> Callabl
     return function
 
 
-def _wave(x: Any, quarters: int, own: Callable[[Any], Any]) -> Any:
-    """The sine of `x` plus a number of quarter turns."""
+def _wave(quarters: int, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The sine of a number plus so many quarter turns."""
 
     def near(x: Any) -> Any:
         wide = as_array(lax.abs(x), "float64")
@@ -68,7 +68,11 @@ def _wave(x: Any, quarters: int, own: Callable[[Any], Any]) -> Any:
         found = where((turn & 2) == 0, found, -found)
         return found if quarters else _negated_as(found, x)
 
-    return lax.cond((lax.abs(x) > _REACH).any(), own, near, x)
+    def wave(x: Any) -> Any:
+        far = lax.abs(x) > _REACH
+        return lax.cond(far.any(), lambda x: where(far, own(x), near(x)), near, x)
+
+    return elementwise(wave)
 
 
 def _negated_as(x: Any, sign: Any) -> Any:
@@ -126,9 +130,10 @@ def _acos(x: Any) -> Any:
     return where(over, far, as_array(math.pi / 2, "float32") - _negated_as(arc, x))
 
 
-sin = _by_polynomial(lambda x: _wave(x, 0, lax.sin), lax.sin)
-cos = _by_polynomial(lambda x: _wave(x, 1, lax.cos), lax.cos)
-tan = _by_polynomial(lambda x: _wave(x, 0, lax.sin) / _wave(x, 1, lax.cos), lax.tan)
+_sin, _cos = _wave(0, lax.sin), _wave(1, lax.cos)
+sin = _by_polynomial(_sin, lax.sin)
+cos = _by_polynomial(_cos, lax.cos)
+tan = _by_polynomial(lambda x: _sin(x) / _cos(x), lax.tan)
 asin = _by_polynomial(_asin, lax.asin)
 acos = _by_polynomial(_acos, lax.acos)
 atan = _by_polynomial(_atan, lax.atan)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_eager.fusion_rules.elementwise import elementwise
 from jax import lax
 
 from fused_eager import fused_eager, row_blocks, sync
@@ -58,6 +59,11 @@ def normal(x: Any) -> Any:
     return centred / jnp.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
 
 
+@elementwise
+def passes(x: Any) -> Any:
+    return lax.cond((x > 100).any(), lambda x: x, jnp.tanh, x)
+
+
 # ---- what is found -----------------------------------------------------------------------------------------------
 
 
@@ -89,6 +95,8 @@ IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
     "integers": (lambda x: x - x.max(-1, keepdims=True), (np.arange(240).reshape(6, 8, 5),)),
     "booleans": (lambda x: x & x.all(-1, keepdims=True), (X > -1,)),
     "doubles": (normal, (X.astype(np.float64),)),
+    "a function of each number that takes several passes": (lambda x: passes(x) * 2, (X,)),
+    "such a function of a vector": (lambda x: passes(x) * 2, (X.reshape(-1),)),
 }
 
 
@@ -199,6 +207,16 @@ def test_a_straight_line_has_no_calls_and_no_dead_steps() -> None:
 
     names = [s.eqn.primitive.name for s in flatten(jax.make_jaxpr(function)(X)).steps]
     assert not {"jit", "pjit", "custom_jvp_call", "sin", "reshape"} & set(names) and "max" in names
+
+
+def test_a_choice_by_platform_is_made() -> None:
+    def function(x: Any) -> Any:
+        return lax.platform_dependent(x, cpu=jnp.exp, cuda=jnp.tan, default=jnp.tanh) + lax.platform_dependent(
+            x, cuda=jnp.tan, default=jnp.sqrt
+        )
+
+    names = [s.eqn.primitive.name for s in flatten(jax.make_jaxpr(function)(X)).steps]
+    assert sorted(names) == ["add", "exp", "sqrt"]
 
 
 def test_a_blocked_function_is_one_loop() -> None:
