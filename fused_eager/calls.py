@@ -22,7 +22,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 from . import uniform
 from .bounded import Bounded
 from .buffers import Home
-from .infer import Inferred, Unknown, infer, rehearse
+from .infer import Inferred, Unknown, infer, is_beyond, rehearse
 from .opinfo import HIDDEN_WRITES, OpInfo
 from .pattern import INT64, Row, freeze, pattern
 from .stream import Hole, Ref
@@ -202,13 +202,16 @@ def _inferred(
     if unfit:
         return Unknown(f"XLA has no {unfit[0]}")
     form = uniform.form(info, key, tensors)
-    inferred = uniform.recall(form, tensors) or infer(info.op, args, kwargs, tensors)
+    known = uniform.recall(form, tensors)
+    if known is not None:
+        return known, ""
+    inferred = infer(info.op, args, kwargs, tensors)
     if isinstance(inferred, Unknown):
         return inferred
     if any(s.device.type != "cpu" for s in inferred.fresh):
         return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
     inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
-    if not doubt:
+    if not (doubt or is_beyond(tensors, inferred)):
         uniform.remember(form, tensors, inferred)
     return inferred, doubt
 

@@ -233,9 +233,7 @@ def rehearse(
     Returns:
         What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
     """
-    elements = sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
-    usual = {t.dtype for t in tensors} in _USUAL
-    if inferred.alias or not tensors or elements > (SMALL if usual else LARGE):
+    if inferred.alias or not tensors or _elements(tensors, inferred) > (SMALL if _is_usual(tensors) else LARGE):
         return inferred, ""
     actors = [_zeros(t) for t in tensors]
     try:
@@ -249,6 +247,19 @@ def rehearse(
         return inferred, "a rehearsal returned other shapes than inferred"
     specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
     return Inferred(specs, inferred.template), ""
+
+
+def is_beyond(tensors: list[torch.Tensor], inferred: Inferred) -> bool:
+    """Whether a call is not rehearsed because it is too large, though its dtypes ask for it."""
+    return not _is_usual(tensors) and _elements(tensors, inferred) > LARGE
+
+
+def _is_usual(tensors: list[torch.Tensor]) -> bool:
+    return {t.dtype for t in tensors} in _USUAL
+
+
+def _elements(tensors: list[torch.Tensor], inferred: Inferred) -> int:
+    return sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
 
 
 def _first_line(error: Exception) -> str:

@@ -91,3 +91,18 @@ def test_it_holds_for_every_pointwise_op_of_the_corpus(monkeypatch: pytest.Monke
                     with contextlib.suppress(RuntimeError, TypeError, ValueError):  # what takes other arguments
                         op.op(*tensors)
     assert len(compared) > 90
+
+
+def test_a_recalled_call_is_not_run_on_zeros_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`where` has unusual dtypes, so its first call is rehearsed; lengths that change afterwards are not."""
+    uniform._KNOWN.clear()
+    rehearsed = []
+    rehearse = calls.rehearse
+    monkeypatch.setattr(calls, "rehearse", lambda *args: rehearsed.append(args) or rehearse(*args))
+    with fused_eager():
+        for n in (5001, 5003, 5011, 5023):
+            x = torch.randn(n)
+            got = torch.where(x > 0, x, -x)
+            assert got.sum().item() == pytest.approx(x.abs().sum().item())
+    wheres = [args for args in rehearsed if args[0] is aten.where.self]
+    assert len(wheres) == 1
