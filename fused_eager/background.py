@@ -55,7 +55,7 @@ class Waiting:
         """Have it compiled."""
         if not self.asked:
             self.asked = True
-            if not _QUEUE.add(self):
+            if not _QUEUE.add(self.run):
                 self.failed = True  # the interpreter ends
 
     def wait_a_little(self, seconds: float) -> None:
@@ -100,8 +100,8 @@ class Queue:
         """Whether anything is being compiled."""
         return self._open > 0
 
-    def add(self, stream: Waiting) -> bool:
-        """Compile a stream; False where no thread can be had for it."""
+    def add(self, compilation: Callable[[], None]) -> bool:
+        """Compile something; False where no thread can be had for it."""
         with self._lock:
             if self._writer is None:
                 self._writer = Writer(max_bytes=0, exit_flush_s=threading.TIMEOUT_MAX, name="fused-eager-compiler")
@@ -111,7 +111,7 @@ class Queue:
         def job() -> None:
             _begin()
             try:
-                stream.run()
+                compilation()
             finally:
                 self._finished()
 
@@ -166,6 +166,7 @@ class Queue:
 
 
 _QUEUE = Queue()
+add = _QUEUE.add
 wait = _QUEUE.wait
 disturb = _QUEUE.disturb
 os.register_at_fork(after_in_child=_QUEUE.forget)

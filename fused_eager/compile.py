@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
@@ -92,6 +93,23 @@ def _load_or_compile(
     return keeper.load_or_make(nodes, region, homes, bounds, name, progress, make)
 
 
+def trace(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> ClosedJaxpr:
+    """A region's function, traced.
+
+    Raises:
+        NodeFailed: one of its nodes has no lowering.
+    """
+    with _tracing():
+        return jax.make_jaxpr(Function(nodes, region, bounds))(*_arguments(nodes, region, homes))
+
+
+def _arguments(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> list[jax.ShapeDtypeStruct]:
+    floats = sum(type(s) is float for i in region.nodes for s in nodes[i].scalars)
+    ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
+    avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
+    return [*avals, jax.ShapeDtypeStruct((floats,), "float64"), jax.ShapeDtypeStruct((ints,), "int64")]
+
+
 def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, name: str) -> Made:
     """Trace, lower and compile a region.
 
@@ -99,15 +117,10 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         NodeFailed: one of its nodes has no lowering.
     """
     function = Function(nodes, region, bounds)
-    floats = sum(type(s) is float for i in region.nodes for s in nodes[i].scalars)
-    ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
     started = time.perf_counter()
-    # x64 is switched on for this trace alone: the user's own JAX code keeps its setting.
-    with jax.enable_x64(True), jax.default_device(device()), _without_lines():
-        avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
-        avals.append(jax.ShapeDtypeStruct((floats,), "float64"))
-        avals.append(jax.ShapeDtypeStruct((ints,), "int64"))
+    with _tracing():
         scratch = wanted(region, homes)
+        avals = _arguments(nodes, region, homes)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = function, ""
@@ -124,10 +137,13 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
     return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing, blocks)
 
 
-def _without_lines() -> AbstractContextManager[object]:
-    """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept."""
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept.
+    x64 is switched on for this trace alone: the user's own JAX code keeps its setting."""
     option = getattr(jax._src.config, "traceback_in_locations_limit", None)
-    return nullcontext() if option is None else option(0)
+    with jax.enable_x64(True), jax.default_device(device()), nullcontext() if option is None else option(0):
+        yield
 
 
-__all__ = ["MEMORY", "Executable", "RunCheck", "build", "load_or_compile", "region_name"]
+__all__ = ["MEMORY", "Executable", "RunCheck", "build", "load_or_compile", "region_name", "trace"]

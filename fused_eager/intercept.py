@@ -7,6 +7,7 @@ so a second one, a device of its own, needs no change there.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -282,10 +283,18 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
     if not stream.config.measures:
         stream.pace.waiting = False
         return
-    first = (id(func), *[shape_of(a) for a in args if isinstance(a, torch.Tensor)])
-    if stream.pace.begin(site.here(), first) and stream.pace.native:
+    if stream.pace.begin(site.here(), id(func), list(_shapes(args))) and stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
         run.hand_over(Reason("region.native"), only=stream)
+
+
+def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
+    """Of the tensors that an op takes, or makes: `zeros` is told the shape."""
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            yield shape_of(a)
+        elif type(a) is list and a and all(type(n) is int for n in a):
+            yield tuple(a)
 
 
 def stepped(door: FrontDoor) -> None:

@@ -14,7 +14,7 @@ import torch
 from fused_eager.cache import Unencodable
 from fused_eager.fusion_rules import precision
 
-from . import background, contest, heap, mappings, plan, telling
+from . import background, contest, heap, lengths, mappings, plan, telling
 from .background import Waiting
 from .bounded import Bounded
 from .buffers import Home
@@ -26,7 +26,7 @@ from .errors import IslandRefused
 from .events import LOG
 from .hotness import SKELETONS
 from .lower import NodeFailed
-from .plan import Plan, Region
+from .plan import Plan, Region, Work
 from .reasons import Reason
 from .site import describe
 from .stream import Node, Stream
@@ -44,21 +44,8 @@ class Ready:
     number: int  # names the plan in events
     shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
     unstable: bool = False  # and nothing will be, as they keep changing
+    varies: bool = False  # a stream of any length is run like that
     pieces: Pieces | None = None  # what tells it from others in every process
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A stream and how it ends, in plain values: what planning and compiling need, in whatever thread."""
-
-    nodes: list[Node]
-    homes: dict[int, Home]
-    live: frozenset[int]
-    donatable: frozenset[int]
-    config: Config
-    reason: Reason
-    switches: precision.Switches
-    default: torch.dtype
 
 
 _default = torch.get_default_dtype
@@ -89,7 +76,9 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if found.shapes is None:
             known[ending] = found
         ready = found
-        if not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
+        if ready.varies:
+            stream.pace.varies()
+        elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
             stream.pace.restart()
     stream.pace.flushed(ready.pieces)
     stream.spell.saw(not ready.unstable, ready.shapes if ready.unstable else None)
@@ -108,13 +97,17 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     waits, again = work.config.waits, shapes in background.FORMS
     if waits or again:
         unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
+        found = _of_any_length(stream, skeleton, work, unstable)
         if unstable:
-            return _on_aten(work, shapes, "region.unstable")
+            return found or _on_aten(work, shapes, "region.unstable")
         _make_room()
         if waits:
             return _compiled(work, skeleton)
     else:
         unstable = SKELETONS.came_once(skeleton)
+        found = _of_any_length(stream, skeleton, work, unstable)
+        if found is not None:
+            return found
     if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
@@ -131,6 +124,15 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         return meanwhile
     waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
     return waiting.ready or meanwhile
+
+
+def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
+    """What runs a stream in blocks of rows, if its length keeps changing and that is known to be the same."""
+    found = lengths.find(skeleton, work, unstable)
+    if found is None or stream.witnessed or not unstable:
+        return None
+    number = telling.planned(found.plan, work.nodes, work.homes, found.executables, again=True)
+    return Ready(found.plan, found.executables_of(work.homes), True, number, varies=True)
 
 
 def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> Ready:
@@ -156,6 +158,7 @@ def _make_room() -> None:
 def forget() -> None:
     """Let go of all executables, and of what leads to them."""
     EXECUTABLES.clear()
+    lengths.forget()
     forget_loaded()
     MEMORY.forget()
     gc.collect()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,13 +34,15 @@ TURNS: tuple[Turn, ...] = ("step", "sync", "read")
 STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
 ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
 BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
+# Where stretches begin whose lengths keep changing: they are one, and what each takes counts for its length.
+VARYING: Bounded[Place, bool] = Bounded(PLACES)
 # Until when all of a context that is entered there is to run natively, and the stretch that it is, if it is one.
 ENTRIES: Bounded[Place, tuple[float, Stretch | None]] = Bounded(PLACES)
 
 
 def forget() -> None:
     """As if the process had just started."""
-    for table in (STRETCHES, ALIKE, BOUNDARIES, ENTRIES):
+    for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES):
         table.clear()
 
 
@@ -52,6 +54,8 @@ class Pace:
     waiting: bool = True  # a boundary was passed, and no op has come since
     after: Place = None  # that boundary
     running: Stretch | None = None
+    start: Place = None  # of it: the line and the op
+    size: int = 0  # of what its first op takes, where lengths keep changing
     began: float = 0.0
     disturbed: bool = True  # the stretch that is running does not count
     last: Times | None = None  # where the one before it was counted, if it was
@@ -74,8 +78,8 @@ class Pace:
 
     def amend(self, seconds: float) -> None:
         """The stretch that ended last has taken so much more."""
-        if self.last is not None:
-            self.last.amend(self.after, seconds)
+        if self.last is not None and self.running is not None:
+            self.last.amend(self.after, seconds * self.running.share(self.size))
 
     def leave(self, aside: bool) -> None:
         """The context is left; `aside`: torch was alone then."""
@@ -88,7 +92,7 @@ class Pace:
 
     def _was_alone(self, seconds: float) -> None:
         stretch = self.single
-        if stretch is not None and stretch.trying:
+        if stretch is not None and stretch.trying and not stretch.size:
             stretch.alone_s = min(seconds, stretch.alone_s or seconds)
 
     def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
@@ -104,24 +108,34 @@ class Pace:
         if not self.waiting and self.running is not None:
             self.last = None
             if not self.disturbed:
-                self.last = self.running.took(now - self.began, self.native, key, self.flushes)
+                seconds = (now - self.began) * self.running.share(self.size)
+                self.last = self.running.took(seconds, self.native, key, self.flushes)
             if not self.chose_native:
                 self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
         self.flushes.clear()
         self.began = time.perf_counter()
 
+    def varies(self) -> None:
+        """What has been flushed may be of any length."""
+        if self.start not in VARYING:
+            VARYING[self.start] = True
+            self.restart()
+
     def flushed(self, pieces: Pieces | None) -> None:
         """A flush has run these regions."""
         if len(self.flushes) <= FLUSHES:  # one more than can be told apart, so that it is seen
             self.flushes.append(pieces)
 
-    def begin(self, place: Place, first: Hashable) -> bool:
-        """The first op of a stretch comes from `place`; `first` is what tells it from others there.
+    def begin(self, place: Place, op: Hashable, shapes: Sequence[Sequence[int] | None] = ()) -> bool:
+        """The first op of a stretch comes from `place`; it and the shapes it takes tell it from others there.
 
         Returns:
             Whether the way in which ops run has changed.
         """
+        self.start = (place, op)
+        self.size = sum(math.prod(s) for s in shapes if s) if self.start in VARYING else 0
+        first = (op, *(() if self.size else shapes))
         key, alike = (self.after, place, first), ALIKE.get((place, first))
         if self.after is None:  # what the program did while torch was alone is a part of it: nothing to measure
             stretch = alike or Stretch(place)

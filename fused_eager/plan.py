@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import networkx as nx
+import torch
 
 from fused_eager.fusion_rules.regions import Candidate, refuse
 from fused_eager.fusion_rules.rule import OpClass, rule_for
@@ -27,6 +29,11 @@ from .reasons import Reason
 from .repeats import boundaries
 from .site import describe
 from .stream import Node
+
+if TYPE_CHECKING:
+    from fused_eager.fusion_rules import precision
+
+    from .config import Config
 
 # Their checks are known of before they are lowered.
 _CHECKED = (OpClass.GATHER, OpClass.SCATTER)
@@ -66,6 +73,20 @@ class Plan:
                 f"{len(r.donated)} donated; ended by {r.ended_by}"
             )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A stream and how it ends, in plain values: what planning and compiling need, in whatever thread."""
+
+    nodes: list[Node]
+    homes: dict[int, Home]
+    live: frozenset[int]
+    donatable: frozenset[int]
+    config: Config
+    reason: Reason
+    switches: precision.Switches
+    default: torch.dtype
 
 
 def make_plan(

@@ -13,7 +13,7 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import buffers, native, site, witness
+from . import buffers, lengths, native, site, witness
 from .buffers import TABLE, storage_of
 from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import MISS, follow
@@ -237,7 +237,7 @@ def _append(
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
-    if known is step and witness.may_begin(stream):
+    if known is step and place not in lengths.PLACES and witness.may_begin(stream):
         stream.witnessed = Witnessed()
     if stream.witnessed:
         if out is MISS:

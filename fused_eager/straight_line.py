@@ -6,10 +6,12 @@ changes of shape. Neither is left here, so that what becomes of a value can be f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from .executable import device
@@ -61,6 +63,58 @@ class Program:
         outputs = [self.add(v.aval) for v in outvars]
         self.steps.append(Step(eqn, tuple(inputs), tuple(outputs), tuple(outvars[0].aval.shape) if outvars else ()))
         return outputs
+
+
+class Numbering:
+    """Numbers for what values are: two of one number, of whatever program, are computed alike from the same inputs.
+
+    That is global value numbering (Alpern, Wegman and Zadeck, 1988). What only tells XLA how to go about it, a barrier
+    or a change of dtype that is taken back, is none.
+    """
+
+    def __init__(self) -> None:
+        self._known: defaultdict[Hashable, list[tuple[Any, int]]] = defaultdict(list)
+        self._count = 0
+        self._cast: dict[int, tuple[int, Any]] = {}  # what was reinterpreted as this, and its dtype
+
+    def of(self, program: Program, params: Mapping[int, Any]) -> list[int]:
+        """The numbers of a program's results. `params` are by a step's identity, where they are others than its own."""
+        numbers = {v: self._number("input", i) for i, v in enumerate(program.inputs)}
+        numbers.update({v: self._constant(value) for v, value in program.constants.items()})
+
+        def number(v: Any) -> int:
+            return numbers[v] if type(v) is int else self._constant(v.val)
+
+        for step in program.steps:
+            name, given = step.eqn.primitive.name, [number(v) for v in step.inputs]
+            if name == "optimization_barrier":
+                numbers.update(zip(step.outputs, given, strict=True))
+                continue
+            found = self._number((name, *given), params.get(id(step), step.eqn.params))
+            for k, v in enumerate(step.outputs):
+                numbers[v] = self._number(("part", found, k), None)
+            if name == "bitcast_convert_type" and step.values:
+                self._take_back(program, step, numbers, given[0])
+        return [number(v) for v in program.outputs]
+
+    def _take_back(self, program: Program, step: Step, numbers: dict[int, int], given: int) -> None:
+        before = self._cast.get(given)
+        if before is not None and before[1] == program.avals[step.outputs[0]].dtype:
+            numbers[step.outputs[0]] = before[0]
+        else:
+            self._cast[numbers[step.outputs[0]]] = given, program.avals[step.values[0]].dtype
+
+    def _constant(self, value: Any) -> int:
+        array = np.asarray(value)
+        return self._number(("constant", str(array.dtype), array.shape, array.tobytes()), None)
+
+    def _number(self, what: Hashable, params: Any) -> int:
+        for known, number in self._known[what]:
+            if known == params:
+                return number
+        self._count += 1
+        self._known[what].append((params, self._count))
+        return self._count
 
 
 def flatten(closed: ClosedJaxpr) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Hashable
@@ -134,6 +135,12 @@ class Node:
             self.place,
             self.default,
         )
+
+    def with_parts(self, uses: tuple[Use, ...], results: tuple[Result, ...]) -> Node:
+        """The same op on other shapes."""
+        other = copy.copy(self)
+        other.uses, other.results = uses, results
+        return other
 
 
 def starts(node: Node) -> list[int | None]:

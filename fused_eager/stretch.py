@@ -155,6 +155,7 @@ class Stretch:
     tried: bool = False  # torch alone, without our mode on its stack, since fused was last found to be worth it
     trying: bool = False  # and that is what is being done
     alone_s: float = 0.0  # the fastest one then; 0 if there was none
+    size: int = 0  # of the first one, where lengths keep changing
 
     def took(self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = ()) -> Times | None:
         """One of them is over. Returns where it was counted."""
@@ -172,6 +173,13 @@ class Stretch:
             self._forget(self.fused)
             self._forget(self.native)
         return None
+
+    def share(self, size: int) -> float:
+        """By what the time of one of such a size is to be multiplied, to compare it with that of others."""
+        if not size:
+            return 1.0
+        self.size = self.size or size
+        return self.size / size
 
     def _forget(self, times: Times) -> None:
         times.clear()

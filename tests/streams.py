@@ -15,7 +15,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager, hotness, load, opinfo, row_blocks, scratch, trace
+from fused_eager import fused_eager, hotness, lengths, load, opinfo, row_blocks, scratch, template, trace
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
@@ -114,6 +114,15 @@ def all_results_large() -> Iterator[None]:
     with _compiled_with(scratch, RESULTS_OF_ALL_SIZES):
         yield
     scratch.SCRATCH.forget()
+
+
+@contextmanager
+def all_lengths_large() -> Iterator[None]:
+    """In the body streams of all sizes run block by block once their lengths keep changing. No skeleton is known."""
+    with _compiled_with(template, {"LARGE": 1, "BLOCK": 512}), pytest.MonkeyPatch.context() as m:
+        m.setattr(lengths, "LARGE", 1)
+        m.setattr(load, "SKELETONS", hotness.Skeletons())
+        yield
 
 
 def all_rows_in_blocks() -> AbstractContextManager[None]:

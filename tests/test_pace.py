@@ -357,3 +357,19 @@ def test_a_function_that_may_raise_ends_no_stretch() -> None:
             assert total.item() > 0
     assert len(pace.BOUNDARIES) == 1  # the read of the total
     assert any(known.native.count for known in pace.STRETCHES.values())
+
+
+def test_stretches_of_changing_length_are_compared_by_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own, ran = Clock(monkeypatch), Pace(), []
+    own.passed(READ, True)
+    for n in range(1, 40):
+        size = 100 * (7 * n % 11 + 1)
+        own.begin(READ, "op", [(size,)])
+        if n == 1:
+            own.varies()
+        ran.append(own.native)
+        clock.now += size * (2e-4 if own.native else 1e-4)
+        own.passed(READ, not own.native)
+    assert ran[0] is False and ran[1 : len(MEASURED) + 1] == MEASURED and not any(ran[len(MEASURED) + 1 :])
+    (found,) = [s for s in pace.STRETCHES.values() if s.size]
+    assert found.native.best(found.end) == pytest.approx(2 * found.fused.best(found.end))

@@ -17,7 +17,7 @@ from jax import lax
 
 from fused_eager import fused_eager, row_blocks, sync
 from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread, threads
-from fused_eager.straight_line import flatten
+from fused_eager.straight_line import Numbering, flatten
 from tests.streams import all_rows_in_blocks, events
 
 Arrays = tuple[np.ndarray, ...]
@@ -217,6 +217,41 @@ def test_a_choice_by_platform_is_made() -> None:
 
     names = [s.eqn.primitive.name for s in flatten(jax.make_jaxpr(function)(X)).steps]
     assert sorted(names) == ["add", "exp", "sqrt"]
+
+
+def numbers(*functions: Callable[..., Any]) -> list[list[int]]:
+    """The numbers of the results of functions of a float32 vector and a scalar."""
+    numbering, given = Numbering(), (X[0, 0], np.float32(2))
+    return [numbering.of(flatten(jax.make_jaxpr(f)(*given)), {}) for f in functions]
+
+
+def test_what_is_computed_alike_has_one_number() -> None:
+    def plain(x: Any, s: Any) -> Any:
+        return x * s + 1, x
+
+    def other_order(x: Any, s: Any) -> Any:
+        y, _ = x, jnp.exp(x)
+        held = lax.optimization_barrier(lax.bitcast_convert_type(x * s, np.int32))
+        return lax.bitcast_convert_type(held, np.float32) + 1, y
+
+    first, second = numbers(plain, other_order)
+    assert first == second and len(set(first)) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, s: s * x + 1,
+        lambda x, s: x * s + 2,
+        lambda x, s: x * s + np.float32(1.0000001),
+        lambda x, s: x * s - 1,
+        lambda x, s: x * x + 1,
+        lambda x, s: lax.bitcast_convert_type(lax.bitcast_convert_type(x * s, np.int32) + 1, np.float32),
+    ],
+)
+def test_what_is_not_has_another(other: Callable[..., Any]) -> None:
+    first, second = numbers(lambda x, s: x * s + 1, other)
+    assert first != second
 
 
 def test_a_blocked_function_is_one_loop() -> None:

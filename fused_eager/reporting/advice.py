@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,9 +153,9 @@ def _again(facts: Facts) -> Iterator[Advice]:
     unstable = _unstable(facts)
     for (cause, site), group in groups.items():
         seconds = sum(c.seconds for c in group)
-        lost = [cut for cut, line in unstable if line == site or _touches(facts, cut, site)]
-        for cut in lost:
-            unstable[:] = [(c, line) for c, line in unstable if c is not cut]
+        mine = [(cut, line) for cut, line in unstable if line == site or _touches(facts, cut, site)]
+        unstable[:] = [row for row in unstable if row not in mine]
+        lost = [cut for cut, _ in mine]
         if cause == "ops" and len(group) < 3:
             continue  # a first round that differs, as that of most optimizers does
         if cause in ("liveness", "donation", "layout") and len(group) < 2:
@@ -172,6 +172,7 @@ def _again(facts: Facts) -> Iterator[Advice]:
         if lost:
             count, extra = sum(c.count for c in lost), sum(c.seconds for c in lost)
             evidence += f"; {count} further rounds were not worth compiling and ran on ATen"
+            evidence += _each_alone(facts, {line for _, line in mine})
             seconds += extra
         yield Advice(kind, site, title, cure, seconds, evidence)
     for cut, site in unstable:
@@ -181,8 +182,14 @@ def _again(facts: Facts) -> Iterator[Advice]:
             "these ops keep coming with other shapes, so they run on ATen",
             CODES["region.unstable"].hint,
             cut.seconds,
-            f"{cut.count} rounds, {cut.ops} ops",
+            f"{cut.count} rounds, {cut.ops} ops{_each_alone(facts, {site})}",
         )
+
+
+def _each_alone(facts: Facts, sites: Collection[str]) -> str:
+    """Why ops that begin at these lines are not run block by block, by one executable for all lengths."""
+    why = sorted({facts.lengths[site] for site in sites if facts.lengths.get(site)})
+    return f"; one executable does not do for all: {', '.join(why)}" if why else ""
 
 
 def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut]) -> tuple[str, str, str]:

@@ -44,6 +44,8 @@ class Facts:
     regions: list[Region] = field(default_factory=list)
     lines: dict[str, Line] = field(default_factory=dict)
     islands: list[Island] = field(default_factory=list)
+    # Why no one executable does for all lengths of the ops that begin at a line; empty where one does.
+    lengths: dict[str, str] = field(default_factory=dict)
     launches: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of flushes, by plan
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -261,6 +263,9 @@ class Adder:
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = ""
         self.facts.failures.append(d)
+
+    def _lengths(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.lengths[d["site"]] = d["why"]
 
     def _cache_load(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.loads.append(d)

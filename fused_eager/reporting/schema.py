@@ -186,6 +186,16 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "lengths",
+            "The length of a stream keeps changing, and whether one executable will do for all of them was found out.",
+            (
+                Field("site", "text", "the line of its first op"),
+                Field("ops", "integer", "its ops"),
+                Field("rows", "integer", "how many rows are computed at a time; 0 if it will not do"),
+                Field("why", "text", "why it will not do; empty if it will"),
+            ),
+        ),
+        Kind(
             "compile-failed",
             "XLA could not compile a region; ATen runs it.",
             (

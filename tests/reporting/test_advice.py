@@ -168,6 +168,8 @@ def test_streams_that_are_not_worth_compiling() -> None:
     for _ in range(5):
         log.flush(plan=7, seconds=0.2)
     assert (only(log).kind, only(log).site) == ("shape.unstable", "a.py:8")
+    log.tell("lengths", site="a.py:8", ops=3, rows=0, why="rows depend on each other (sort)")
+    assert only(log).evidence.endswith("one executable does not do for all: rows depend on each other (sort)")
 
 
 def test_a_failed_compilation_is_told_with_xlas_words() -> None:
