@@ -6,7 +6,8 @@ A step is the same code in every system. An inference step returns its result, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -37,19 +38,37 @@ def tiny_ops(wrap: Wrap, ops: int, shape: int) -> Step:
     return lambda: chain(x)
 
 
+def _chain(a: Tensor, b: Tensor) -> Tensor:
+    """20 ops, cheap ones and transcendental ones, each reading the last."""
+    c = torch.tanh(a + b)
+    c = torch.sigmoid(c) * a - b
+    c = torch.exp(-(c * c)) + 1.0
+    c = torch.sqrt(c) * torch.where(a > 0, c, b)
+    c = torch.sin(c).abs().clamp(0.1, 2.0)
+    return torch.log(c) / (b * b + 1.0)
+
+
 def elementwise(wrap: Wrap, count: int) -> Step:
     x, y = torch.randn(count), torch.randn(count)
-
-    @wrap
-    def chain(a: Tensor, b: Tensor) -> Tensor:  # 20 ops, cheap ones and transcendental ones, each reading the last
-        c = torch.tanh(a + b)
-        c = torch.sigmoid(c) * a - b
-        c = torch.exp(-(c * c)) + 1.0
-        c = torch.sqrt(c) * torch.where(a > 0, c, b)
-        c = torch.sin(c).abs().clamp(0.1, 2.0)
-        return torch.log(c) / (b * b + 1.0)
-
+    chain = wrap(_chain)
     return lambda: chain(x, y)
+
+
+def _lengths(most: int) -> Iterator[int]:
+    """Lengths of the upper half, each another one: multiples of the golden ratio, so that any few are spread alike."""
+    for i in itertools.count(1):
+        yield most - int(most // 2 * (i * 0.6180339887498949 % 1))
+
+
+def ragged_elementwise(wrap: Wrap, most: int) -> Step:
+    x, y, lengths = torch.randn(most), torch.randn(most), _lengths(most)
+    chain = wrap(_chain)
+
+    def step() -> Tensor:
+        n = next(lengths)
+        return chain(x[:n], y[:n])
+
+    return step
 
 
 def layernorm_gelu_residual(wrap: Wrap, batch: int, seq: int, dim: int) -> Step:
@@ -62,6 +81,20 @@ def layernorm_gelu_residual(wrap: Wrap, batch: int, seq: int, dim: int) -> Step:
     @torch.no_grad()
     def step() -> Tensor:
         return block(x)
+
+    return step
+
+
+def ragged_layernorm(wrap: Wrap, most: int, dim: int) -> Step:
+    x, norm, lengths = torch.randn(most, dim), nn.LayerNorm(dim), _lengths(most)
+
+    @wrap
+    def block(x: Tensor) -> Tensor:
+        return x + F.gelu(norm(x))
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        return block(x[: next(lengths)])
 
     return step
 
@@ -180,6 +213,20 @@ ROWS = (
         layernorm_gelu_residual,
         {"batch": 32, "seq": 512, "dim": 1024},
         {"batch": 2, "seq": 3, "dim": 8},
+    ),
+    Workload(
+        "ragged_elementwise",
+        "20 elementwise ops, 4M to 8M, always another length",
+        ragged_elementwise,
+        {"most": 1 << 23},
+        {"most": 100},
+    ),
+    Workload(
+        "ragged_layernorm",
+        "[8k to 16k, 1024], always another length, forward",
+        ragged_layernorm,
+        {"most": 1 << 14, "dim": 1024},
+        {"most": 16, "dim": 8},
     ),
     Workload(
         "mlp_adam_foreach",
