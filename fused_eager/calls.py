@@ -74,7 +74,7 @@ class Call:
     named: tuple[tuple[str, tuple[Row, ...]], ...]
 
 
-CALLS: Bounded[Hashable, Call | Unknown] = Bounded(65_536)
+CALLS: Bounded[Hashable, Call | Unknown] = Bounded(16_384)
 _structures = itertools.count()
 
 

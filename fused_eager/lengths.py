@@ -19,7 +19,7 @@ import torch
 
 from fused_eager.fusion_rules import precision
 
-from . import background
+from . import background, telling
 from .block_by_block import BlockByBlock
 from .borrow import Home, nbytes_of
 from .bounded import Bounded
@@ -110,7 +110,9 @@ def _made(work: Work, before: Work) -> Template:
     if torch.get_default_dtype() is not work.default:
         raise Refused("the default dtype, which lowerings read, was changed meanwhile")
     made = replace(found.plan, regions=tuple([region for region, _ in pairs]))
-    return replace(found, plan=made, executables=tuple([executable for _, executable in pairs]))
+    executables = tuple([executable for _, executable in pairs])
+    number = telling.planned(made, work.nodes, work.homes, executables)
+    return replace(found, plan=made, executables=executables, number=number)
 
 
 def _executable(work: Work, before: Work, of: Template, region: Region) -> Executable:

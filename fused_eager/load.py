@@ -131,8 +131,7 @@ def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: boo
     found = lengths.find(skeleton, work, unstable)
     if found is None or stream.witnessed or not unstable:
         return None
-    number = telling.planned(found.plan, work.nodes, work.homes, found.executables, again=True)
-    return Ready(found.plan, found.executables_of(work.homes), True, number, varies=True)
+    return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
 
 
 def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> Ready:

@@ -10,6 +10,7 @@ then taken as if it had been measured here, and given up like that where it turn
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,9 +91,13 @@ class Times:
         """The fastest of those that ended there; 0 if none did."""
         return min(self.of(end), default=0.0)
 
-    def suffice(self, end: Place) -> bool:
-        """Whether there are enough of those that ended there, or it has become clear that there will not be."""
-        return len(self.of(end)) >= SAMPLES - 1 or self.count >= MOST
+    def middle(self, end: Place) -> float:
+        """The median of those that ended there; 0 if none did."""
+        return statistics.median(self.of(end) or (0.0,))
+
+    def suffice(self, end: Place, samples: int) -> bool:
+        """Whether there are so many of those that ended there, or it has become clear that there will not be."""
+        return len(self.of(end)) >= samples - 1 or self.count >= MOST
 
     def copy(self) -> Times:
         """The same, which go on alone."""
@@ -228,12 +233,16 @@ class Stretch:
 
     def _suffices(self, times: Times, other: Times) -> bool:
         """Whether one way has been tried often enough: to find that it is still the slower one, once is."""
-        still_slower = bool(self.length) and times.best(self.end) > CLOSE * other.best(self.end) > 0
-        return still_slower or times.suffice(self.end)
+        still_slower = bool(self.length) and self._takes(times) > CLOSE * self._takes(other) > 0
+        return still_slower or times.suffice(self.end, 2 * SAMPLES if self.size else SAMPLES)
+
+    def _takes(self, times: Times) -> float:
+        """How long one takes: where lengths change, the fastest one had a length that suits it."""
+        return times.middle(self.end) if self.size else times.best(self.end)
 
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
-        fused, native = self.fused.best(self.end), self.native.best(self.end)
+        fused, native = self._takes(self.fused), self._takes(self.native)
         if native and is_worth(fused, native) and not self.tried:
             return self._try_alone(native)
         native = min(native, self.alone_s or native)
@@ -256,7 +265,7 @@ class Stretch:
         self.length = max(first, min(2 * self.length, LONGEST * choice.best), lost / LOSS)
         self.chosen, self.until = choice.native, time.perf_counter() + self.length
         # What is timed is torch below our mode, which may be a good deal slower than alone.
-        self.steady = Steady((choice.native and self.native.best(self.end)) or choice.best)
+        self.steady = Steady((choice.native and self._takes(self.native)) or choice.best)
         site = str(describe(self.place))  # type: ignore[arg-type]
         LOG.emit(
             "pace",

@@ -158,6 +158,7 @@ class Template:
     block: int
     plan: Plan
     executables: tuple[Executable | None, ...] = ()
+    number: int = 0  # names the plan in events
 
     def rows_of(self, homes: Mapping[int, Home]) -> Grid:
         """The rows of a stream with these values."""

@@ -368,8 +368,10 @@ def test_stretches_of_changing_length_are_compared_by_their_length(monkeypatch: 
         if n == 1:
             own.varies()
         ran.append(own.native)
-        clock.now += size * (2e-4 if own.native else 1e-4)
+        # Once in a while torch has a length that suits it.
+        clock.now += size * ((1e-5 if n % 5 == 0 else 2e-4) if own.native else 1e-4)
         own.passed(READ, not own.native)
-    assert ran[0] is False and ran[1 : len(MEASURED) + 1] == MEASURED and not any(ran[len(MEASURED) + 1 :])
+    ways = [False] * (1 + 2 * SAMPLES) + [True] * 2 * SAMPLES
+    assert ran[: len(ways)] == ways and not any(ran[-10:])
     (found,) = [s for s in pace.STRETCHES.values() if s.size]
-    assert found.native.best(found.end) == pytest.approx(2 * found.fused.best(found.end))
+    assert found.native.middle(found.end) == pytest.approx(2 * found.fused.middle(found.end))
