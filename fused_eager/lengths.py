@@ -52,7 +52,7 @@ def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:
     if key not in _FOUND:
         before = _BEFORE.get(key)
         _BEFORE[key] = work
-        if not unstable or before is None:
+        if not unstable or before is None or before.homes == work.homes:
             return None
         _FOUND[key] = _MAKING
         if config.waits:
@@ -60,7 +60,7 @@ def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:
         elif not background.add(lambda: _make(key, work, before)):
             _FOUND[key] = "the interpreter ends"
     found = _FOUND.get(key)
-    return found if isinstance(found, Template) and found.fits(work) else None
+    return found if isinstance(found, Template) and found.fits(work) and found.is_worth(work) else None
 
 
 def forget() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,13 +171,18 @@ class Template:
             found.append(shared and replace(shared, call=functools.partial(shared.call, count, outputs)))
         return tuple(found)
 
+    def is_worth(self, work: Work) -> bool:
+        """Whether a stream is long enough to gain."""
+        rows = self.rows_of(work.homes)
+        return rows.count >= rows.block and rows.count * self.row >= LARGE
+
     def fits(self, work: Work) -> bool:
-        """Whether a stream with the same ops is one of these, and long enough."""
+        """Whether a stream with the same ops is one of these."""
         homes = work.homes
         if homes.keys() != self.homes.keys() or len(homes[self.counted][1]) < self.axes:
             return False
         rows = self.rows_of(homes)
-        if min(rows.sizes) < 2 or rows.count < rows.block or rows.count * self.row < LARGE:
+        if min(rows.sizes) < 2:
             return False
         for vid in homes.keys() - self.loose:
             home = homes[vid]
@@ -242,13 +246,19 @@ def _least(old: Home, now: Home) -> int:
 
 
 def _rows(homes: Mapping[int, Home], least: Mapping[int, int]) -> tuple[int, Rows]:
-    """The value whose first axes count the rows of most of those that change, and these rows: short ones."""
-    counts = Counter(math.prod(homes[v][1][:axes]) for v, axes in least.items())
-    usual = max(counts, key=lambda n: (counts[n], n))
-    alike = [v for v, axes in least.items() if math.prod(homes[v][1][:axes]) == usual]
-    counted = max(alike, key=lambda v: (len(homes[v][1]), -v))
-    shape, axes = homes[counted][1], least[counted]
-    while axes < len(shape) - 1 and math.prod(shape[axes:]) * homes[counted][0].itemsize > SHORT:
+    """A value whose first axes count the rows of as many of those that change as there can be, and these rows: short
+    ones."""
+    candidates: dict[tuple[int, ...], int] = {}
+    for v, axes in least.items():
+        candidates.setdefault(homes[v][1][:axes], v)
+
+    def alike(sizes: tuple[int, ...]) -> int:
+        return sum(Rows(sizes, 1).axes(homes[v][1]) >= axes for v, axes in least.items())
+
+    sizes = max(candidates, key=lambda sizes: (alike(sizes), math.prod(sizes), -candidates[sizes]))
+    counted = candidates[sizes]
+    (dtype, shape), axes = homes[counted], len(sizes)
+    while axes < len(shape) - 1 and math.prod(shape[axes:]) * dtype.itemsize > SHORT:
         axes += 1
     return counted, Rows(shape[:axes], 1)
 

@@ -245,3 +245,19 @@ def test_forgotten_executables_are_made_again() -> None:
     run(chain, rows)
     load.forget()
     run(chain, rows)
+
+
+def test_shapes_that_take_turns_are_no_two_lengths() -> None:
+    """What comes again in the same shape says nothing about rows, and what is shorter than a block does."""
+    with events("lengths") as seen, fused_eager():
+        for i in range(MANY):
+            for n in (5, 40 + 7 * i):
+                for keep in (True, False):
+                    a, b = rows(n)
+                    c = a * 2
+                    got = chain(c, b, a)
+                    if not keep:
+                        del c
+                    sync()
+                    torch.testing.assert_close(got, chain(a * 2, b, a), rtol=2e-5, atol=2e-5)
+    assert {e.data["why"] for e in seen} == {""}
