@@ -31,10 +31,12 @@ from .plan import Region, Work
 from .row_blocks import cut
 from .site import describe
 from .straight_line import Numbering, Program, flatten
-from .template import LARGE, Refused, Template, template
+from .template import LARGE, Refused, Template, Unlike, template
 
 _BEFORE: Bounded[Hashable, Work] = Bounded(64)  # the last stream of each kind
 _FOUND: Bounded[Hashable, Template | str] = Bounded(256)  # and what has become of them: a text says why nothing has
+_TRIED: Bounded[Hashable, int] = Bounded(256)  # how often two of a kind said nothing about it
+TRIES = 4
 _MAKING = "it is being compiled"
 # The lines from which streams come that are run block by block, once they are recorded.
 PLACES: Bounded[Hashable, bool] = Bounded(256)
@@ -84,14 +86,17 @@ def _make(key: Hashable, work: Work, before: Work) -> None:
         rows = found.block
         PLACES[work.nodes[0].place] = True
     except (Refused, NodeFailed) as refused:
+        _TRIED[key] = tried = _TRIED.get(key, 0) + 1
+        if isinstance(refused, Unlike) and tried < TRIES:  # found out again when the next one comes
+            _FOUND.pop(key, None)
+            return
         _FOUND[key] = refusal = str(refused)
     except Exception as error:
         _FOUND[key] = refusal = f"{type(error).__name__}: {error}"
-    except BaseException:  # found out again when the next one comes
+    except BaseException:
         _FOUND.pop(key, None)
         raise
-    finally:
-        _BEFORE.pop(key, None)
+    _BEFORE.pop(key, None)
     LOG.emit("lengths", site=str(describe(work.nodes[0].place)), ops=len(work.nodes), rows=rows, why=refusal)
 
 

@@ -34,6 +34,10 @@ class Refused(Exception):
     """Why streams are not computed in blocks of rows."""
 
 
+class Unlike(Refused):
+    """Why two streams do not say how many rows they have; others of their kind may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grid(Rows):
     """Rows of which a block has as many axes as all of them, of two or more each: what has an axis of size 1 is often
@@ -206,15 +210,18 @@ def template(now: Work, before: Work) -> Template:
     """Two streams of the same ops as one.
 
     Raises:
-        Refused: they differ in more than the number of their rows.
+        Unlike: they differ in more than the number of their rows, or not in that.
+        Refused: their rows are too long.
     """
     homes, old = now.homes, before.homes
     if homes.keys() != old.keys():
-        raise Refused("their values are not the same ones")
+        raise Unlike("their values are not the same ones")
     least = {v: _least(old[v], homes[v]) for v in homes if homes[v] != old[v]}
     if not least or any(0 in homes[v][1] for v in least):
-        raise Refused("nothing changes its length, or becomes nothing")
+        raise Unlike("nothing changes its length, or becomes nothing")
     counted, rows = _rows(homes, least)
+    if min(rows.sizes) < 2:
+        raise Unlike("one of the lengths is 1")
     by_rows = frozenset(v for v in least if rows.axes(homes[v][1]) >= least[v])
     loose = frozenset(least) - by_rows
     row = max((nbytes_of(homes[v]) // rows.count for v in by_rows), default=BLOCK)
@@ -234,14 +241,14 @@ def template(now: Work, before: Work) -> Template:
     alone = frozenset(islands)
     found = Template(nodes, alone, blocks, by_rows, loose, counted, len(rows.sizes), row, rows.block, made)
     if not (found.fits(now) and found.fits(before)):
-        raise Refused("they differ in more than the number of their rows")
+        raise Unlike("they differ in more than the number of their rows")
     return found
 
 
 def _least(old: Home, now: Home) -> int:
     """How many first axes of a value at least count what its streams differ in."""
     if old[0] is not now[0] or len(old[1]) != len(now[1]):
-        raise Refused("a value has another dtype, or another number of axes")
+        raise Unlike("a value has another dtype, or another number of axes")
     return max(i for i, (a, b) in enumerate(zip(old[1], now[1], strict=True)) if a != b) + 1
 
 
@@ -267,5 +274,5 @@ def _is_for_aten(node: Node, by_rows: frozenset[int], loose: frozenset[int]) -> 
     """Whether a node is heavy, knows a loose value, or makes of rows what there is but one of, as a sum does."""
     read, made = set(operands(node)), {r.vid for r in node.results}
     found = rule_for(node.twin)
-    heavy = found is None or found.cls in CONTESTED
+    heavy = found is not None and found.cls in CONTESTED
     return heavy or not loose.isdisjoint(read | made) or (not by_rows.isdisjoint(read) and not by_rows.issuperset(made))

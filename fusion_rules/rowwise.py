@@ -138,6 +138,15 @@ def row_axes(eqn: Any, shape: Shape, axes: int) -> dict[int, int]:
     return {a: r for a, r in enumerate(goes_to) if r < axes and shape[a] != 1}
 
 
+def _counting(shape: Shape, axes: int) -> list[int]:
+    return [a for a in range(axes) if shape[a] != 1]
+
+
+def _straight(axes: list[int], of_result: list[int]) -> dict[int, int] | None:
+    """Each of the axes that count an operand's rows goes to the one of the result that is in its place."""
+    return dict(zip(axes, of_result, strict=True)) if len(axes) == len(of_result) else None
+
+
 def params_of_block(rows: Rows, eqn: Any, result: Shape, by_rows: list[Shape]) -> Params | None:
     """The parameters with which an equation computes a block of rows; None if it mixes rows, or nothing is known.
 
@@ -149,8 +158,6 @@ def params_of_block(rows: Rows, eqn: Any, result: Shape, by_rows: list[Shape]) -
         return None
     if eqn.primitive.name != "reshape":
         for shape in by_rows:
-            if rows.axes(shape) != axes:
-                return None
-            if row_axes(eqn, shape, axes) != {a: a for a in range(axes) if shape[a] != 1}:
+            if row_axes(eqn, shape, axes) != _straight(_counting(shape, rows.axes(shape)), _counting(result, axes)):
                 return None
     return given(rows, eqn, axes)

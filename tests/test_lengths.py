@@ -261,3 +261,16 @@ def test_shapes_that_take_turns_are_no_two_lengths() -> None:
                     sync()
                     torch.testing.assert_close(got, chain(a * 2, b, a), rtol=2e-5, atol=2e-5)
     assert {e.data["why"] for e in seen} == {""}
+
+
+def test_a_length_of_one_is_no_axis_of_rows() -> None:
+    """Two axes count the rows, one of which is 1 for a while: two kinds of streams, each of any length."""
+    with events("lengths") as seen:
+        for i in range(2 * MANY):
+            first = 1 if i < MANY else 2 + i % 3
+            a, b = torch.randn(first, 40 + 7 * i, 8), torch.randn(first, 40 + 7 * i, 8)
+            with fused_eager():
+                got = norm(a, b, torch.ones(8))
+                sync()
+            torch.testing.assert_close(got, norm(a, b, torch.ones(8)), rtol=2e-5, atol=2e-5)
+    assert [e.data["why"] for e in seen] == ["", ""]

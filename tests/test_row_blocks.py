@@ -94,6 +94,7 @@ IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
     "rows of two axes": (lambda x: x - x.mean((1, 2), keepdims=True), (np.tile(X, (4, 1, 1)),)),
     "integers": (lambda x: x - x.max(-1, keepdims=True), (np.arange(240).reshape(6, 8, 5),)),
     "booleans": (lambda x: x & x.all(-1, keepdims=True), (X > -1,)),
+    "one more axis before": (lambda x: lax.broadcast_in_dim(normal(x), (1, *x.shape), (1, 2, 3)) * 2, (X,)),
     "doubles": (normal, (X.astype(np.float64),)),
     "a function of each number that takes several passes": (lambda x: passes(x) * 2, (X,)),
     "such a function of a vector": (lambda x: passes(x) * 2, (X.reshape(-1),)),
