@@ -293,7 +293,7 @@ def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
     for a in args:
         if isinstance(a, torch.Tensor):
             yield shape_of(a)
-        elif type(a) is list and a and all(type(n) is int for n in a):
+        elif type(a) is list and a and all(type(n) is int and n >= 0 for n in a):
             yield tuple(a)
 
 

@@ -121,6 +121,7 @@ def all_lengths_large() -> Iterator[None]:
     """In the body streams of all sizes run block by block once their lengths keep changing. No skeleton is known."""
     with _compiled_with(template, {"LARGE": 1, "BLOCK": 512}), pytest.MonkeyPatch.context() as m:
         m.setattr(lengths, "LARGE", 1)
+        m.setattr(hotness, "VARIANTS", 1)  # compiled as they are
         m.setattr(load, "SKELETONS", hotness.Skeletons())
         yield
 
