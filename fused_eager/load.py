@@ -97,17 +97,17 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     waits, again = work.config.waits, shapes in background.FORMS
     if waits or again:
         unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
-        found = _of_any_length(stream, skeleton, work, unstable)
+    else:
+        unstable = SKELETONS.came_once(skeleton)
+    found = _of_any_length(stream, skeleton, work, unstable)
+    if found is not None:
+        return found
+    if waits or again:
         if unstable:
-            return found or _on_aten(work, shapes, "region.unstable")
+            return _on_aten(work, shapes, "region.unstable")
         _make_room()
         if waits:
             return _compiled(work, skeleton)
-    else:
-        unstable = SKELETONS.came_once(skeleton)
-        found = _of_any_length(stream, skeleton, work, unstable)
-        if found is not None:
-            return found
     if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
