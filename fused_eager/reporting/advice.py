@@ -156,6 +156,9 @@ def _again(facts: Facts) -> Iterator[Advice]:
         mine = [(cut, line) for cut, line in unstable if line == site or _touches(facts, cut, site)]
         unstable[:] = [row for row in unstable if row not in mine]
         lost = [cut for cut, _ in mine]
+        does = any(facts.lengths.get(line) == "" for line in {site, *(line for _, line in mine)})
+        if cause == "shape" and does and sum(cut.count for cut in lost) <= OFTEN * facts.steps:
+            continue  # one executable does for all of them since
         if cause == "ops" and len(group) < 3:
             continue  # a first round that differs, as that of most optimizers does
         if cause in ("liveness", "donation", "layout") and len(group) < 2:

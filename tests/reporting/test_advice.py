@@ -123,6 +123,16 @@ def test_forms_of_changing_shapes(sizes: list[int], runs: int, kind: str) -> Non
     assert f"{sizes[-2]} -> {sizes[-1]}" in found.evidence
 
 
+def test_lengths_that_one_executable_does_for_are_no_mistake() -> None:
+    log = recompiled([4, 5, 6, 7], 1)
+    log.tell("lengths", site="a.py:1", ops=3, rows=1024, why="")
+    assert not [a for a in log.report.advice if a.kind.startswith("shape")]
+    log.plan(7, ("a.py:1", "", False, {"aten.add.Tensor": 3}), how="aten", ended_by="region.unstable", site="a.py:1")
+    for _ in range(50):  # too short for it
+        log.flush("cut.optimizer", plan=7, seconds=0.2)
+    assert [a for a in log.report.advice if a.kind.startswith("shape")]
+
+
 def test_layers_of_two_sizes_in_one_round_are_no_mistake() -> None:
     log = Log()
     for number, more in ((1, {}), (2, {"cause": "shape", "changes": [["shape[0] of input 0", 4, 8]]})):
