@@ -61,7 +61,7 @@ def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:
             _make(key, work, before)
         elif not background.add(lambda: _make(key, work, before)):
             _FOUND[key] = "the interpreter ends"
-    found = _FOUND.get(key)
+    found = _FOUND.get(key) if unstable else None
     return found if isinstance(found, Template) and found.fits(work) and found.is_worth(work) else None
 
 

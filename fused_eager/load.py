@@ -129,7 +129,7 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
 def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
     """What runs a stream in blocks of rows, if its length keeps changing and that is known to be the same."""
     found = lengths.find(skeleton, work, unstable)
-    if found is None or stream.witnessed or not unstable:
+    if found is None or stream.witnessed:
         return None
     return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
 

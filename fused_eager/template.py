@@ -177,8 +177,8 @@ class Template:
 
     def is_worth(self, work: Work) -> bool:
         """Whether a stream is long enough to gain."""
-        rows = self.rows_of(work.homes)
-        return rows.count >= rows.block and rows.count * self.row >= LARGE
+        count = self.rows_of(work.homes).count
+        return count >= self.block and count * self.row >= LARGE
 
     def fits(self, work: Work) -> bool:
         """Whether a stream with the same ops is one of these."""
