@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fused_eager import compile as compiling
+from fused_eager import fused_eager
 from fused_eager.arguments import as_array
 from fused_eager.bounded import Bounded
 from fused_eager.compile import load_or_compile, region_name
@@ -91,3 +92,21 @@ def test_names_say_where_the_ops_came_from() -> None:
     n = node(1, [0])
     n.place = (test_names_say_where_the_ops_came_from.__code__, 7)
     assert region_name([n], region([n], 1)) == f"1 ops from {__file__}:7"
+
+
+def test_an_option_that_jaxlib_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = {"xla_cpu_option_of_another_version": "1"}, {"xla_cpu_experimental_ynn_fusion_type": "NO_SUCH_TYPE"}
+    monkeypatch.setattr(compiling, "_LIBRARIES", (*unknown, {}))
+    x = torch.arange(8.0) - 4
+    assert torch.equal(run(compiled([node(1, [0])], 1), x), x.relu())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float64, 16_385), (torch.float32, 32_769)])
+def test_sums_of_sums_of_products(dtype: torch.dtype, rows: int) -> None:
+    """YNNPACK, which XLA:CPU leaves sums to if nobody objects, gets the last rows of these wrong (jax#39103)."""
+    x = torch.zeros(rows, 3, dtype=dtype)
+    x[:, 0] = torch.arange(rows)
+    matrix = torch.eye(3, dtype=dtype)
+    with fused_eager(mode="fused"):
+        found = ((matrix * x[:, None, :]).sum(-1) ** 2).sum(-1)
+    assert torch.equal(found, x[:, 0] ** 2)
