@@ -110,3 +110,13 @@ def test_sums_of_sums_of_products(dtype: torch.dtype, rows: int) -> None:
     with fused_eager(mode="fused"):
         found = ((matrix * x[:, None, :]).sum(-1) ** 2).sum(-1)
     assert torch.equal(found, x[:, 0] ** 2)
+
+
+@pytest.mark.parametrize("shape", [(64,), (100, 100), (1 << 20,)], ids=str)
+def test_extrema_are_nan_where_a_value_is(shape: tuple[int, ...]) -> None:
+    """YNNPACK's are not, from some thousand values on."""
+    x = torch.randn(shape)
+    x.view(-1)[x.numel() // 3] = float("nan")
+    with fused_eager(mode="fused"):
+        found = [x.amin(), x.max(), (x * 2).amax(), x.min(-1).values.sum(), x.amax(0).sum()]
+    assert all(value.isnan() for value in found)
