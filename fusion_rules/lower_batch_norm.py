@@ -15,7 +15,7 @@ from jax import lax
 
 from .axes import again, centre, count, quotient, total, upcast
 from .elementwise import as_array
-from .lower_norm import channels, wanted
+from .lower_norm import channels, reciprocal_root, wanted
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
@@ -36,7 +36,7 @@ def _flat(v: Any) -> Any:
 
 
 def _inverse_deviation(variance: Any, eps: float) -> Any:
-    inverse = lax.rsqrt(variance + np.asarray(eps, variance.dtype))
+    inverse = reciprocal_root(variance, eps)
     return inverse if eps else lax.select(variance == 0, lax.full_like(variance, 0), inverse)
 
 

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, total, upcast
+from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, sum_over, total, upcast
 from .elementwise import need, spread
 from .lowering import Context
 from .rule import OpClass, rule
 
 
 def reciprocal_root(variance: Any, eps: float) -> Any:
-    """`1 / sqrt(variance + eps)`."""
-    return lax.rsqrt(variance + np.asarray(eps, variance.dtype))
+    """`1 / sqrt(variance + eps)`, each step correctly rounded: XLA's own reciprocal root is one off on some processors,
+    and it makes one of the two steps unless a barrier keeps them apart.
+    """
+    root = lax.optimization_barrier(lax.sqrt(variance + np.asarray(eps, variance.dtype)))
+    return lax.div(lax.full_like(root, 1), root)
 
 
 def channels(v: Any, ndim: int, axis: int = 1) -> Any:
@@ -83,8 +86,8 @@ def layer_norm_backward(
     slope = average(affine(dy, gamma_2, None) * (x - mean), axes) * rstd * rstd
     offset, slope = apart(cx, x, offset, slope)
     dx = (affine(dy, gamma_3, None) - offset - (x - mean_2) * slope) * rstd
-    dgamma = lax.reduce_sum(dy * ((x - mean_3) * rstd_2), rest)
-    return wanted(output_mask, dx, dgamma, lax.reduce_sum(dy, rest))
+    dgamma = sum_over(dy * ((x - mean_3) * rstd_2), rest)
+    return wanted(output_mask, dx, dgamma, sum_over(dy, rest))
 
 
 @rule("_fused_rms_norm.default", OpClass.NORMALIZATION)
@@ -111,7 +114,7 @@ def rms_norm_backward(
     normal = x * rstd
     scaled = affine(dy, weight, None)
     dx = (scaled - normal * average(scaled * normal, axes)) * rstd
-    return wanted(output_mask, dx, lax.reduce_sum(dy * normal, tuple(range(x.ndim - len(axes)))))
+    return wanted(output_mask, dx, sum_over(dy * normal, tuple(range(x.ndim - len(axes)))))
 
 
 # --- group norm: statistics over the channels of a group and all positions

@@ -61,7 +61,8 @@ def test_gelu(approximate: str) -> None:
     # Eager makes NaN of infinity here, and cancels digits left of zero.
     x = torch.linspace(-9, 30, 2001)
     atol = 1e-6 if approximate == "none" else 5e-6  # 1 + tanh(u): a last digit of tanh, times x
-    assert_agrees(A.gelu.default, x, approximate=approximate, atol=atol)
+    # Far to the left the sign of eager's zero depends on the processor: +0 with AVX2, -0 with AVX-512.
+    assert_agrees(A.gelu.default, x, approximate=approximate, atol=atol, signs=False)
     assert_agrees(A.gelu_backward.default, torch.ones_like(x), x, approximate=approximate, atol=atol)
 
 

@@ -63,7 +63,10 @@ def test_bfloat16(form: str) -> None:
     q, k, v = (x.bfloat16() for x in qkv(heads=4))
     want = FLASH(q, k, v)
     out, lse = lowered(FLASH, list(want), q, k, v)
-    torch.testing.assert_close(lse, want[1])
+    # Eager's own exponential of half types is off by 5e-5 on processors with AVX2.
+    exact = FLASH(q.double(), k.double(), v.double())
+    torch.testing.assert_close(lse, exact[1].float())
+    torch.testing.assert_close(lse, want[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(out, want[0], rtol=2e-2, atol=5e-3)
 
 
