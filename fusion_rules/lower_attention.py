@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .axes import keep_axes, reduced, total
 from .lowering import Context, NoLowering
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
@@ -49,14 +50,15 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array) -> tuple[ja
     """Output and log-sum-exp of the scores `s`; a row that may attend to nothing gives 0 and 0, as in ATen."""
     if not s.shape[-1]:
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), s.dtype), jnp.zeros(q.shape[:-1], s.dtype)
-    top = s.max(-1, keepdims=True)
+    rows = (s.ndim - 1,)
+    top = keep_axes(reduced(lax.reduce_max, s, rows), rows)
     top = jnp.where(top == -jnp.inf, 0, top)
     p = jnp.exp(s - top)
-    total = p.sum(-1, keepdims=True)
-    none = total == 0
-    total = jnp.where(none, 1, total)
-    out = _dot(p.astype(v.dtype), v, 1, 2) / total
-    return out, jnp.where(none, 0, top + jnp.log(total))[..., 0]
+    sums = total(p, rows)
+    none = sums == 0
+    sums = jnp.where(none, 1, sums)
+    out = _dot(p.astype(v.dtype), v, 1, 2) / sums
+    return out, jnp.where(none, 0, top + jnp.log(sums))[..., 0]
 
 
 def _backward(
@@ -65,7 +67,7 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     acc = s.dtype
     p = jnp.exp(s - lse[..., None].astype(acc))
-    delta = (grad.astype(acc) * out.astype(acc)).sum(-1, keepdims=True)
+    delta = total(grad.astype(acc) * out.astype(acc), (grad.ndim - 1,))
     ds = (p * (_dot(grad, v, 1, 1) - delta) * jnp.asarray(scale, acc)).astype(q.dtype)
     return _dot(ds, k, 1, 2), _dot(ds, q, 2, 2), _dot(p.astype(v.dtype), grad, 2, 2)
 

@@ -18,6 +18,7 @@ from .axes import (
     keep_axes,
     moments,
     quotient,
+    reduced,
     sum_over,
     total,
     upcast,
@@ -97,7 +98,7 @@ def logsumexp(cx: Context, self: Any, dim: Dims, keepdim: bool = False) -> Any:
     axes = axes_of(dim, self.ndim)
     x = upcast(self.astype(JAX_DTYPE[cx.out[0].dtype]) if kind(self) in "bui" else self)
     # The shift has to be real; the largest real part bounds every modulus.
-    top = keep_axes(lax.reduce_max(x.real, axes), axes)
+    top = keep_axes(reduced(lax.reduce_max, x.real, axes), axes)
     top = where(abs(top) == np.inf, 0, top)
     return _shaped(cx, lax.log(total(lax.exp(x - top), axes)) + top)
 
@@ -109,7 +110,7 @@ def extreme(x: Any, axes: tuple[int, ...], largest: bool) -> Any:
     """Maximum or minimum along axes (removed); NaN if there is one."""
     if kind(x) == "b":
         return lax.reduce_or(x, axes) if largest else lax.reduce_and(x, axes)
-    return lax.reduce_max(x, axes) if largest else lax.reduce_min(x, axes)
+    return reduced(lax.reduce_max if largest else lax.reduce_min, x, axes)
 
 
 def first_extreme(x: Any, axis: int, largest: bool) -> tuple[Any, Any]:
@@ -125,7 +126,7 @@ def first_extreme(x: Any, axis: int, largest: bool) -> tuple[Any, Any]:
     n = x.shape[axis]
     # XLA:CPU vectorises reductions of floats alone; up to 2**24 a position is an exact float32.
     index = lax.broadcasted_iota(np.float32 if n <= 2**24 else np.int64, x.shape, axis)
-    return best, lax.reduce_min(where(hit, index, n), (axis,)).astype(np.int64)
+    return best, reduced(lax.reduce_min, where(hit, index, n), (axis,)).astype(np.int64)
 
 
 def _enter_extrema(name: str, largest: bool) -> None:

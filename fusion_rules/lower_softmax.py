@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import apart, at_least_1d, axis_of, keep_axes, total, upcast
+from .axes import apart, at_least_1d, axis_of, keep_axes, reduced, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
@@ -15,7 +15,7 @@ from .rule import OpClass, rule
 
 
 def _shifted(cx: Context, x: Any, axis: int) -> Any:
-    return x - apart(cx, x, keep_axes(lax.reduce_max(x, (axis,)), (axis,)))[0]
+    return x - apart(cx, x, keep_axes(reduced(lax.reduce_max, x, (axis,)), (axis,)))[0]
 
 
 def softmax_along(cx: Context, x: Any, axis: int) -> Any:
