@@ -1,13 +1,13 @@
 """Which axes a reduction runs over, and sums, means and variances along them in ATen's accumulation dtype.
 
-Sums are `reduce`s of an elementwise chain, in steps that XLA:CPU makes one vectorised loop of; added in parts they are
-as exact as ATen's cascade sum. Products with ones, one-pass moments and YNNPACK's sums are slower, less exact or wrong.
+Sums are taken in steps (`steps`), of parts, and so are as exact as ATen's cascade sum. Products with ones, one-pass
+moments and YNNPACK's sums are slower, less exact or wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from jax import lax
 
 from .lowering import Context
 from .precision import accumulator
-
-Axes = tuple[int, ...]
+from .steps import BLOCK, CACHED, Axes, count, reduced
 
 
 def axis_of(dim: int, ndim: int) -> int:
@@ -33,11 +32,6 @@ def axes_of(dim: int | Sequence[int] | None, ndim: int) -> Axes:
     return tuple(d % ndim for d in dim) if dim else tuple(range(ndim))
 
 
-def count(x: Any, axes: Axes) -> int:
-    """How many elements are reduced into one."""
-    return math.prod(x.shape[a] for a in axes)
-
-
 def at_least_1d(x: Any) -> Any:
     """A 0-d array as one row of one element."""
     return x if x.ndim else lax.reshape(x, (1,))
@@ -49,82 +43,8 @@ def upcast(x: Any) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-# XLA:CPU adds in blocks of 32 along axes, but adds up to 32 * 32 numbers along several axes one after another.
-BLOCK, BLOCKED = 32, 1024
-SMALL = 1 << 13  # elements: below, one loop more costs what it saves
-WIDE = 256  # lanes: more of them leave the registers
-
-
-def reduced(reduce: Callable[[Any, Axes], Any], x: Any, axes: Axes) -> Any:
-    """`reduce(x, axes)`, for a reduction that may take its values in any order, as XLA:CPU does it fast.
-
-    Up to 32 values it reduces in the loop that computes them, more of them are stored first; and along the last axis it
-    takes one value after another, where lanes beside each other are vectorised. So 32 values or fewer go first, into
-    lanes or rows, and those behind a barrier, because XLA makes one reduction of two (1M float32: 0.11 instead of 0.29
-    ms, their squares 0.15 instead of 0.53).
-    """
-    cut = _cut(x, axes)
-    if cut is None:
-        return reduce(x, axes)
-    shape, first, rest, last = cut
-    partial = lax.optimization_barrier(reduce(lax.reshape(x, shape), first))
-    if last and count(partial, rest) > BLOCK:
-        partial, rest = lax.optimization_barrier(reduce(partial, rest)), ()
-        last = (partial.ndim - 1,)
-    return reduce(partial, (*rest, *last))
-
-
-def _cut(x: Any, axes: Axes) -> tuple[tuple[int, ...], Axes, Axes, Axes] | None:
-    """A shape in which `axes` are to be reduced in steps: which axes first, and, counted without those, which then, and
-    last. None where they cannot be cut, or are not worth it.
-
-    A last axis that is long enough is cut alone: what counts rows should go on counting them.
-    """
-    if x.size < SMALL:
-        return None
-    kept, length = x.ndim, 1
-    while kept and kept - 1 in axes and length < 2 * BLOCK:
-        kept -= 1
-        length *= x.shape[kept]
-    if kept == x.ndim:
-        return _cut_rows(x, axes)
-    cut = _lanes(length)
-    if cut is None:
-        return None
-    lanes = kept + len(cut) - 2
-    return (*x.shape[:kept], *cut), (lanes,), (*(a for a in axes if a < kept), *range(kept, lanes)), (lanes,)
-
-
-def _lanes(length: int) -> tuple[int, ...] | None:
-    """How an axis of this length is cut: into (parts,) values of a lane, lanes."""
-    if length < 2 * BLOCK:
-        return None
-    values = next(v for v in range(min(BLOCK, length // BLOCK), 0, -1) if length % v == 0)
-    if values > 1 and length // values <= WIDE:
-        return values, length // values
-    values = _values(length, BLOCK)
-    return (length // (values * BLOCK), values, BLOCK) if values else None
-
-
-def _values(length: int, each: int = 1) -> int:
-    """How many values to take first, of parts of `each` times as many; 0 if an axis of this length cannot be cut. XLA
-    leaves the reduction of the parts apart if there are more than 32."""
-    return next((v for v in (32, 16, 8, 4) if length % (v * each) == 0 and length > v * each * BLOCK), 0)
-
-
-def _cut_rows(x: Any, axes: Axes) -> tuple[tuple[int, ...], Axes, Axes, Axes] | None:
-    """As `_cut`, where the last axis stays. Large arrays are left to the loop over blocks of rows (`row_blocks`)."""
-    if not axes or x.size * x.dtype.itemsize >= CACHED:
-        return None
-    end = at = max(axes) + 1
-    while at - 1 in axes:
-        at -= 1
-    length = math.prod(x.shape[at:end])
-    values = _values(length)
-    if not values:
-        return None
-    shape = (*x.shape[:at], length // values, values, *x.shape[end:])
-    return shape, (at + 1,), (*(a for a in axes if a < at), at), ()
+# XLA:CPU adds up to 32 * 32 numbers along several axes one after another.
+BLOCKED = BLOCK * BLOCK
 
 
 def _added(x: Any, axes: Axes) -> Any:
@@ -170,10 +90,6 @@ def again(*values: Any) -> tuple[Any, ...]:
     values it gives the same arrays: for a third copy, take one of the second.
     """
     return tuple(lax.optimization_barrier(values))
-
-
-# Below, an array that is read a second time comes out of a cache; above, the second pass costs more than it saves.
-CACHED = 8 << 20
 
 
 def apart(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .axes import keep_axes, reduced, total
+from .axes import keep_axes, total
 from .lowering import Context, NoLowering
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
+from .steps import reduced
 
 # Scores of all heads up to this size are computed at once; a loop over heads costs more than it saves.
 WHOLE_BYTES = 4 << 20

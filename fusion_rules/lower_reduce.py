@@ -18,7 +18,6 @@ from .axes import (
     keep_axes,
     moments,
     quotient,
-    reduced,
     sum_over,
     total,
     upcast,
@@ -28,6 +27,7 @@ from .lowering import Context
 from .precision import accumulator
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE
+from .steps import reduced
 
 Dims = int | Sequence[int] | None
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import apart, at_least_1d, axis_of, keep_axes, reduced, total, upcast
+from .axes import apart, at_least_1d, axis_of, keep_axes, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
+from .steps import reduced
 
 
 def _shifted(cx: Context, x: Any, axis: int) -> Any:

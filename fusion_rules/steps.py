@@ -1,0 +1,104 @@
+"""Reductions in steps, as XLA:CPU does them fast.
+
+Up to 32 values XLA:CPU reduces in the loop that computes them; more of them it stores first. And along the last axis it
+takes one value after another, where lanes beside each other are vectorised. So 32 values or fewer go first, into lanes
+or rows, and what is left of them behind a barrier, because XLA makes one reduction of two. (One thread, 1M float32: a
+sum 0.11 ms instead of 0.29, a sum of squares 0.15 instead of 0.53.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+
+Axes = tuple[int, ...]
+
+BLOCK = 32  # values that are reduced where they are computed, at most
+SMALL = 1 << 13  # elements: below, one loop more costs what it saves
+WIDE = 256  # lanes: more of them leave the registers
+# Bytes: below, an array that is read a second time comes out of a cache; above, a second pass costs more than it saves.
+CACHED = 8 << 20
+
+
+def count(x: Any, axes: Axes) -> int:
+    """How many elements are reduced into one."""
+    return math.prod(x.shape[a] for a in axes)
+
+
+def reduced(reduce: Callable[[Any, Axes], Any], x: Any, axes: Axes) -> Any:
+    """`reduce(x, axes)`, for a reduction that may take its values in any order."""
+    steps = _steps(x, axes)
+    if steps is None:
+        return reduce(x, axes)
+    partial = lax.optimization_barrier(reduce(lax.reshape(x, steps.shape), (steps.first,)))
+    if steps.lanes and count(partial, steps.rest) > BLOCK:
+        partial = lax.optimization_barrier(reduce(partial, steps.rest))
+        return reduce(partial, (partial.ndim - 1,))
+    return reduce(partial, (*steps.rest, *steps.lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The shape in which to reduce, and along which axis first; along which ones then, and the lanes last, counted
+    without the first."""
+
+    shape: tuple[int, ...]
+    first: int
+    rest: Axes
+    lanes: Axes = ()
+
+
+def _steps(x: Any, axes: Axes) -> _Steps | None:
+    """None where it cannot be done in steps, or is not worth it.
+
+    A last axis that is long enough is cut alone: what counts rows should go on counting them.
+    """
+    if x.size < SMALL:
+        return None
+    kept, length = x.ndim, 1
+    while kept and kept - 1 in axes and length < 2 * BLOCK:
+        kept -= 1
+        length *= x.shape[kept]
+    if kept == x.ndim:
+        return _of_rows(x, axes)
+    cut = _lanes(length)
+    if cut is None:
+        return None
+    at = kept + len(cut) - 2
+    return _Steps((*x.shape[:kept], *cut), at, (*(a for a in axes if a < kept), *range(kept, at)), (at,))
+
+
+def _lanes(length: int) -> tuple[int, ...] | None:
+    """How an axis of this length is cut: into (parts,) values of a lane, lanes."""
+    if length < 2 * BLOCK:
+        return None
+    values = next(v for v in range(min(BLOCK, length // BLOCK), 0, -1) if length % v == 0)
+    if values > 1 and length // values <= WIDE:
+        return values, length // values
+    values = _values(length, BLOCK)
+    return (length // (values * BLOCK), values, BLOCK) if values else None
+
+
+def _of_rows(x: Any, axes: Axes) -> _Steps | None:
+    """Where the last axis stays. Large arrays are left to the loop over blocks of rows (`row_blocks`)."""
+    if not axes or x.size * x.dtype.itemsize >= CACHED:
+        return None
+    end = at = max(axes) + 1
+    while at - 1 in axes:
+        at -= 1
+    length = math.prod(x.shape[at:end])
+    values = _values(length)
+    if not values:
+        return None
+    shape = (*x.shape[:at], length // values, values, *x.shape[end:])
+    return _Steps(shape, at + 1, (*(a for a in axes if a < at), at))
+
+
+def _values(length: int, each: int = 1) -> int:
+    """How many values to take first, of parts of `each` times as many; 0 if an axis of this length cannot be cut. XLA
+    leaves the reduction of the parts apart if there are more than 32."""
+    return next((v for v in (32, 16, 8, 4) if length % (v * each) == 0 and length > v * each * BLOCK), 0)
