@@ -112,6 +112,17 @@ def test_sums_of_sums_of_products(dtype: torch.dtype, rows: int) -> None:
     assert torch.equal(found, x[:, 0] ** 2)
 
 
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (0, 1, 2)], ids=str)
+def test_sums_of_functions_of_half_types(axes: tuple[int, ...]) -> None:
+    """YNNPACK's are off by several times the result, or end the process."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 256, 16).bfloat16()
+    with fused_eager(mode="fused"):
+        found = torch.nn.functional.gelu(x).sum(axes)
+    exact = torch.nn.functional.gelu(x.double()).sum(axes)
+    torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=2e-1)
+
+
 @pytest.mark.parametrize("shape", [(64,), (100, 100), (1 << 20,)], ids=str)
 def test_extrema_are_nan_where_a_value_is(shape: tuple[int, ...]) -> None:
     """YNNPACK's are not, from some thousand values on."""

@@ -178,7 +178,7 @@ HOLDERS = [
 
 def _copy_of(held: Any) -> Any:
     if isinstance(held, torch.UntypedStorage):
-        return held.tolist()[:400]
+        return [held[i] for i in range(400)]
     if isinstance(held, torch.Tensor) and held.grad_fn is not None:
         return torch.autograd.grad(held, held.grad_fn.next_functions[0][0].next_functions[0][0].variable)[0].clone()
     return torch.as_tensor(np.array(held) if not isinstance(held, torch.Tensor) else held.detach()).clone()
