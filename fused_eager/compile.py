@@ -41,7 +41,7 @@ _LIBRARIES: tuple[dict[str, str], ...] = (
     {"xla_cpu_experimental_ynn_fusion_type": ""},
     {},
 )
-_UNKNOWN = re.compile("No such compile option|is not a valid enum value|While setting option")
+_UNKNOWN = re.compile("No such compile option|While setting option")
 
 
 def region_name(nodes: Sequence[Node], region: Region) -> str:

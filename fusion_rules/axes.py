@@ -67,9 +67,14 @@ def total(x: Any, axes: Axes) -> Any:
     return keep_axes(sum_over(x, axes), axes)
 
 
-def keep_axes(reduced: Any, axes: Axes) -> Any:
+def peak(x: Any, axes: Axes) -> Any:
+    """The maximum along axes, which stay with size 1; NaN if there is one."""
+    return keep_axes(reduced(lax.reduce_max, x, axes), axes)
+
+
+def keep_axes(x: Any, axes: Axes) -> Any:
     """Put the axes that a reduction removed back with size 1."""
-    return lax.expand_dims(reduced, sorted(axes))
+    return lax.expand_dims(x, sorted(axes))
 
 
 def quotient(x: Any, n: Any) -> Any:

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .axes import keep_axes, total
+from .axes import peak, total
 from .lowering import Context, NoLowering
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
-from .steps import reduced
 
 # Scores of all heads up to this size are computed at once; a loop over heads costs more than it saves.
 WHOLE_BYTES = 4 << 20
@@ -52,7 +51,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array) -> tuple[ja
     if not s.shape[-1]:
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), s.dtype), jnp.zeros(q.shape[:-1], s.dtype)
     rows = (s.ndim - 1,)
-    top = keep_axes(reduced(lax.reduce_max, s, rows), rows)
+    top = peak(s, rows)
     top = jnp.where(top == -jnp.inf, 0, top)
     p = jnp.exp(s - top)
     sums = total(p, rows)

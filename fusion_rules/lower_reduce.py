@@ -17,6 +17,7 @@ from .axes import (
     count,
     keep_axes,
     moments,
+    peak,
     quotient,
     sum_over,
     total,
@@ -98,7 +99,7 @@ def logsumexp(cx: Context, self: Any, dim: Dims, keepdim: bool = False) -> Any:
     axes = axes_of(dim, self.ndim)
     x = upcast(self.astype(JAX_DTYPE[cx.out[0].dtype]) if kind(self) in "bui" else self)
     # The shift has to be real; the largest real part bounds every modulus.
-    top = keep_axes(reduced(lax.reduce_max, x.real, axes), axes)
+    top = peak(x.real, axes)
     top = where(abs(top) == np.inf, 0, top)
     return _shaped(cx, lax.log(total(lax.exp(x - top), axes)) + top)
 

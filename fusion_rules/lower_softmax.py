@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import apart, at_least_1d, axis_of, keep_axes, total, upcast
+from .axes import apart, at_least_1d, axis_of, keep_axes, peak, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
-from .steps import reduced
 
 
 def _shifted(cx: Context, x: Any, axis: int) -> Any:
-    return x - apart(cx, x, keep_axes(reduced(lax.reduce_max, x, (axis,)), (axis,)))[0]
+    return x - apart(cx, x, peak(x, (axis,)))[0]
 
 
 def softmax_along(cx: Context, x: Any, axis: int) -> Any:
