@@ -22,6 +22,7 @@ from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .buffers import Home
+from .heap import keep_blocks
 from .scratch import SCRATCH
 
 _xla = xla_client._xla
@@ -106,6 +107,7 @@ def direct(
         handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
         handlers.append(handler((max(rows, 1), 2), np.dtype(np.int64)))
     execute = loaded.execute_sharded
+    keep_blocks()
 
     def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         if scratch:

@@ -1,4 +1,9 @@
-"""Heap: memory that glibc keeps although nobody uses it, given back to the system.
+"""Heap: what glibc keeps of freed memory: enough for the next run of a region, and no more.
+
+Memory that is freed and taken again at once should not go to the system in between: each new page is a fault, which
+takes longer than most regions need to fill it. glibc learns that by itself, from the largest block that the program
+has freed, but never for one above `LARGE`. Regions take their temporaries in smaller ones (`compile.BLOCK`), and here
+glibc is taught once for all sizes that it can learn.
 
 A region's results are allocated by XLA, wait for their turn to be freed among buffers of torch's, and leave gaps that
 glibc neither fills nor returns by itself: training a small GPT, the resident set grew by 6 MB in a step, for hundreds
@@ -17,18 +22,31 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+LARGE = 32 << 20  # bytes from which on glibc asks the system each time (DEFAULT_MMAP_THRESHOLD_MAX)
 EVERY, PART = 2.0, 0.01  # seconds between two looks, at least, and the part of all time that giving back may take
 GROWN, ROOM = 1.05, 16 << 20  # so many times what it was, and so many bytes more, is growth
 _PAGES = Path("/proc/self/statm")
 
 
 @functools.cache
-def _trim() -> Callable[[int], int] | None:
+def _libc(name: str) -> Callable[..., int | None] | None:
     try:
-        found = ctypes.CDLL(None).malloc_trim
+        found = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
         return None
+    found.restype = ctypes.c_void_p  # 0 is None
     return found  # type: ignore[no-any-return]
+
+
+@functools.cache
+def keep_blocks() -> None:
+    """Teach glibc to keep what is freed, as it does in any program that has once freed a block just below `LARGE`.
+
+    Where the user has set thresholds (`MALLOC_MMAP_THRESHOLD_` and the like), those hold: glibc then learns nothing.
+    """
+    malloc, free = _libc("malloc"), _libc("free")
+    if malloc is not None and free is not None:
+        free(ctypes.c_void_p(malloc(ctypes.c_size_t(LARGE - 16 * mmap.PAGESIZE))))
 
 
 def resident() -> int:
@@ -41,7 +59,7 @@ def resident() -> int:
 
 def give_back() -> None:
     """Return to the system what is free, of all sizes and threads."""
-    trim = _trim()
+    trim = _libc("malloc_trim")
     if trim is not None:
         trim(0)
 

@@ -30,6 +30,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .borrow import Home, home_of, nbytes_of
 from .events import LOG
+from .heap import LARGE
 
 if TYPE_CHECKING:
     from .buffers import Buffer
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 # A reference that is dropped without Python's lock, as by the end of a DLPack capsule, waits in jaxlib for this call.
 _collect = xla_client._xla.collect_garbage
 
-LARGE = 32 << 20  # bytes from which on glibc asks the system each time (DEFAULT_MMAP_THRESHOLD_MAX)
 FLUSHES = 8  # the last so many say how much is kept
 
 

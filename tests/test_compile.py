@@ -96,7 +96,7 @@ def test_names_say_where_the_ops_came_from() -> None:
 
 def test_an_option_that_jaxlib_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = {"xla_cpu_option_of_another_version": "1"}, {"xla_cpu_experimental_ynn_fusion_type": "NO_SUCH_TYPE"}
-    monkeypatch.setattr(compiling, "_LIBRARIES", (*unknown, {}))
+    monkeypatch.setattr(compiling, "_OPTIONS", (*unknown, {}))
     x = torch.arange(8.0) - 4
     assert torch.equal(run(compiled([node(1, [0])], 1), x), x.relu())
 
