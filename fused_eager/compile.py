@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from jax.extend.core import ClosedJaxpr
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from . import row_blocks, telling
+from . import row_blocks, telling, xla
+from .borrow import Home, nbytes_of
 from .bounded import Bounded
-from .buffers import Home
 from .executable import Executable, Made, RunCheck, device, direct
+from .heap import LARGE
 from .key import identity
 from .lower import Function
 from .plan import Region
@@ -33,22 +33,6 @@ if TYPE_CHECKING:
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
 _FLIGHTS: dict[Hashable, threading.Lock] = {}  # what some thread is loading or compiling now
-# XLA takes the temporaries of a region together, 135 MB for a small GPT, which glibc gets from the system anew in each
-# run: with the page faults, a fourth of a training step. Blocks of this size it keeps (`heap`). With larger ones the
-# end of a thread's heap (64 MB) is often free as a whole and goes back: of 34,000 faults 4,000 to 13,000 are left with
-# blocks of 16 MB, 3,600 with 4 MB.
-BLOCK = 4 << 20  # bytes, where no single temporary is larger
-_BLOCKS = {"xla_multiheap_size_constraint_per_heap": BLOCK}
-# XLA:CPU leaves products and, from jaxlib 0.10.2 on, sums and extrema to YNNPACK, which gets some sums wrong without a
-# word (jax#39103, XNNPACK#11243) and crashes or hangs on others (jax#39257). Its products are right, and up to 4 times
-# as fast as XLA's own where the right side is transposed. The first that jaxlib knows holds, whatever XLA_FLAGS say.
-_OPTIONS: tuple[dict[str, str | int], ...] = (
-    {**_BLOCKS, "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
-    {**_BLOCKS, "xla_cpu_experimental_ynn_fusion_type": ""},
-    {**_BLOCKS},
-    {},
-)
-_UNKNOWN = re.compile("No such compile option|While setting option")
 
 
 def region_name(nodes: Sequence[Node], region: Region) -> str:
@@ -145,25 +129,14 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
         lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
         tracing = time.perf_counter() - started
-        compiled = _compiled(lowered)
+        made = sum(nbytes_of(r.home) for i in region.nodes for r in nodes[i].results)
+        compiled = xla.compiled(lowered, in_blocks=made > LARGE)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
     call = direct(compiled.runtime_executable(), outputs, len(checks), scratch)
     return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing, blocks)
-
-
-def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """What XLA makes of a lowered function, where no library that it calls is known to be wrong, and temporaries are
-    taken in blocks."""
-    for options in _OPTIONS:
-        try:
-            return lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if not (options and _UNKNOWN.search(str(error))):
-                raise
-    raise AssertionError("the last options are none")
 
 
 @contextmanager

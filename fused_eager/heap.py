@@ -2,7 +2,7 @@
 
 Memory that is freed and taken again at once should not go to the system in between: each new page is a fault, which
 takes longer than most regions need to fill it. glibc learns that by itself, from the largest block that the program
-has freed, but never for one above `LARGE`. Regions take their temporaries in smaller ones (`compile.BLOCK`), and here
+has freed, but never for one above `LARGE`. Regions take their temporaries in smaller ones (`xla.BLOCK`), and here
 glibc is taught once for all sizes that it can learn.
 
 A region's results are allocated by XLA, wait for their turn to be freed among buffers of torch's, and leave gaps that
