@@ -88,9 +88,11 @@ class Function:
         outs = {a.name for a in node.op._schema.arguments if a.is_out}
         args = [map_leaves(fill, a) for a in node.args]
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
+        specs = tuple(r.spec for r in node.results)
+        columns = [x for use, x in zip(node.uses, reads, strict=True) if use.geometry.is_by_columns]
         try:
             with apart(self._reads_apart(node)):
-                values, checks = lower(node.twin, args, kwargs, tuple(r.spec for r in node.results), self.bounds)
+                values, checks = lower(node.twin, args, kwargs, specs, self.bounds, columns)
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:

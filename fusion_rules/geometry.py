@@ -37,6 +37,11 @@ class Geometry(NamedTuple):
     conj: bool = False
     neg: bool = False
 
+    @property
+    def is_by_columns(self) -> bool:
+        """Whether it is a matrix whose columns lie together, one after the other."""
+        return len(self.size) == 2 and self.stride[0] == 1 and self.stride[1] >= self.size[0] > 1
+
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:

@@ -22,6 +22,9 @@ BATCHES_SUMMED = (((0, 2), (0, 1)), ((), ()))
 MV = (((1,), (0,)), ((), ()))
 DOT = (((0,), (0,)), ((), ()))
 
+TURNED = 16  # columns that are turned at once
+ALIGNED, LARGE = 64, 1 << 16  # elements of a column, of the matrix: others are left as they are
+
 
 def product(x: jax.Array, y: jax.Array, dims: Any, dtype: Any = None) -> jax.Array:
     """A contraction in the accumulator's dtype: `lax.dot_general` dimension numbers, result not yet rounded.
@@ -31,6 +34,30 @@ def product(x: jax.Array, y: jax.Array, dims: Any, dtype: Any = None) -> jax.Arr
     """
     acc = accumulator(x.dtype) if dtype is None else np.dtype(dtype)
     return lax.dot_general(x, y, dims, precision=matmul_precision(), preferred_element_type=acc)
+
+
+def _left(cx: Context, x: jax.Array) -> jax.Array:
+    """The left operand of a product, its rows together in memory where the product is faster so.
+
+    A left operand that lies by columns, as in every gradient of a weight, sends the product past the fast kernels of
+    XLA:CPU, most of all where a column's stride is a power of two (float32, 1024x1024x256: 5.1 ms, 3.1 with turning it;
+    float64 twice as fast in all sizes; neither faster nor slower elsewhere).
+    """
+    long = x.shape[0] % ALIGNED == 0 and x.shape[1] >= TURNED and x.size >= LARGE
+    if x.dtype not in (np.float32, np.float64) or not long or not any(x is each for each in cx.by_columns):
+        return x
+    columns = x.T
+
+    def turn(i: jax.Array, rows: jax.Array) -> jax.Array:
+        # Both move the last block inside, so that it ends where the columns do.
+        part = lax.dynamic_slice_in_dim(columns, i * TURNED, TURNED)
+        return lax.dynamic_update_slice_in_dim(rows, part.T, i * TURNED, 1)
+
+    # A loop, because XLA would compute whatever makes the operand once more in the turning, element by element (a GPT's
+    # training step: 650 ms instead of 460); and with blocks of 16 rows it is as fast as a transposition can be. It
+    # begins with anything that comes from the operand: memory for zeros would be taken when the region begins.
+    anything = jnp.broadcast_to(columns[0][:, None], x.shape)
+    return lax.fori_loop(0, -(-x.shape[1] // TURNED), turn, anything)
 
 
 def _times(x: jax.Array, factor: Any, acc: np.dtype) -> jax.Array:
@@ -50,7 +77,7 @@ def _affine(cx: Context, x: jax.Array, prod: jax.Array, beta: Any, alpha: Any) -
 
 @rule(["mm.default", "_int_mm.default"], OpClass.CONTRACTION)
 def mm(cx: Context, self: Any, mat2: Any) -> Any:
-    return product(self, mat2, MM, np.int32 if cx.out[0].dtype == torch.int32 else None)
+    return product(_left(cx, self), mat2, MM, np.int32 if cx.out[0].dtype == torch.int32 else None)
 
 
 @rule("bmm.default", OpClass.CONTRACTION)
@@ -85,7 +112,7 @@ def bmm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
 
 @rule("addmm.default", OpClass.CONTRACTION)
 def addmm(cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
-    return _affine(cx, self, product(mat1, mat2, MM), beta, alpha)
+    return _affine(cx, self, product(_left(cx, mat1), mat2, MM), beta, alpha)
 
 
 @rule("addmm.dtype", OpClass.CONTRACTION)
@@ -151,7 +178,7 @@ def addmm_activation(
 ) -> Any:
     dtype = JAX_DTYPE[cx.out[0].dtype]
     # ATen activates what it has rounded; on CUDA the epilogue of cublasLt is the tanh approximation.
-    y = _affine(cx, self, product(mat1, mat2, MM), beta, alpha).astype(dtype).astype(accumulator(dtype))
+    y = _affine(cx, self, product(_left(cx, mat1), mat2, MM), beta, alpha).astype(dtype).astype(accumulator(dtype))
     if use_gelu:
         return jax.nn.gelu(y, approximate=cx.out[0].device.type == "cuda")
     return jnp.where(y > 0, y, jnp.where(jnp.isnan(y), y, jnp.zeros((), y.dtype)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,11 +46,14 @@ class Check:
 
 @dataclass
 class Context:
-    """What a lowering may ask for besides its arguments: the specs of its outputs, and where to put checks."""
+    """What a lowering may ask for besides its arguments: the specs of its outputs, where to put checks, and which of
+    the arguments are matrices whose columns lie together in memory, not their rows.
+    """
 
     out: tuple[Spec, ...]
     checks: list[Check] = field(default_factory=list)
     bounds: bool = True
+    by_columns: Sequence[jax.Array] = ()
 
     def check(self, bad: jax.Array, error: str, message: str, value: jax.Array | int = 0) -> None:
         """Ask for `error(message)` at the next sync point if `bad` turns out true.
@@ -177,7 +180,12 @@ def to_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 
 def lower(
-    op: OpOverload, args: Any, kwargs: dict[str, Any], out: tuple[Spec, ...], bounds: bool = True
+    op: OpOverload,
+    args: Any,
+    kwargs: dict[str, Any],
+    out: tuple[Spec, ...],
+    bounds: bool = True,
+    by_columns: Sequence[jax.Array] = (),
 ) -> tuple[tuple[jax.Array, ...], list[Check]]:
     """Lower one functional overload.
 
@@ -185,6 +193,8 @@ def lower(
         op: a functional overload (see `functional_twin`).
         args, kwargs: its arguments, with JAX arrays for tensors and `Hoisted` for hoisted numbers.
         out: specs of its outputs, in order; outputs that are None or absent are not counted.
+        bounds: whether checks are wanted.
+        by_columns: the matrices among the arguments whose columns lie together in memory, not their rows.
 
     Returns:
         One array per output spec, and the checks that the caller has to evaluate.
@@ -192,7 +202,7 @@ def lower(
     Raises:
         NoLowering: there is no way to lower it; run it as an island.
     """
-    cx = Context(out, bounds=bounds)
+    cx = Context(out, bounds=bounds, by_columns=by_columns)
     rule = rule_for(op)
     if rule is None:
         from .decompose import lower_by_decomposition

@@ -152,3 +152,12 @@ def test_homes_lie_in_memory_order() -> None:
     spec = Spec(tuple(t.shape), t.dtype, t.stride(), t.device)
     assert home_shape(spec) == (2, 3, 4)
     assert contiguous_strides((2, 0, 3)) == torch.empty(2, 0, 3).stride()
+
+
+def test_matrices_that_lie_by_columns_are_known() -> None:
+    x = torch.empty(6, 8)
+    columns = [x.t(), x[:, 2:5].t(), x[::2].t()]
+    rows = [x, x[:, :3], x[0], x[0].expand(3, 8).t(), x.t()[:1], x[None].mT]
+    for view in (*columns, *rows):
+        geometry = Geometry(tuple(view.shape), view.stride(), view.storage_offset(), view.dtype)
+        assert geometry.is_by_columns is any(view is each for each in columns), geometry

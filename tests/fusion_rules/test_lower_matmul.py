@@ -11,7 +11,7 @@ from fused_eager.fusion_rules.lowering import lower
 from fused_eager.fusion_rules.spec import spec_of
 
 from .errors import assert_same, lowered
-from .harness import sweep, to_jax
+from .harness import sweep, to_jax, to_torch
 
 A = torch.ops.aten
 NAMES = ["mm", "baddbmm", "addbmm", "addmv", "vdot", "addr", "nn.functional.linear", "nn.functional.bilinear", "einsum"]
@@ -81,3 +81,59 @@ def test_inference_mode_composites() -> None:
     assert_same(A.linear.default, x[0, 0], w)
     for left, right in [((5,), (5,)), ((5,), (2, 5, 3)), ((2, 3, 5), (5,)), ((2, 1, 3, 5), (4, 5, 2))]:
         assert_same(A.matmul.default, torch.randn(left), torch.randn(right))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("columns", [256, 1000, 1001, 1007])
+def test_a_left_operand_by_columns_is_turned_block_by_block(columns: int, dtype: torch.dtype) -> None:
+    """As in the gradient of a weight; the last block lies over the one before it where 16 does not divide them."""
+    base, other = torch.randn(columns, 256, dtype=dtype), torch.randn(columns, 24, dtype=dtype)
+    base[-1, 7], base[columns // 2, 9], other[3, 2] = float("nan"), float("inf"), float("-inf")
+    bias = torch.randn(24, dtype=dtype)
+    for op, before in ((A.mm.default, ()), (A.addmm.default, (bias,))):
+        expected = op(*before, base.t(), other)
+        out = (spec_of(expected),)
+
+        def program(x: Any, *rest: Any, op: Any = op, out: Any = out) -> Any:
+            left = x.T
+            return lower(op, [*rest[:-1], left, rest[-1]], {}, out, by_columns=[left])[0][0]
+
+        with jax.enable_x64(True):
+            arguments = [to_jax(t) for t in (base, *before, other)]
+            assert "dynamic_slice" in str(jax.make_jaxpr(program)(*arguments))
+            found = to_torch(jax.jit(program)(*arguments), expected)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_what_is_small_or_lies_by_rows_is_not_turned() -> None:
+    def program(rows: int, columns: int, by_columns: bool) -> str:
+        def product(x: Any, y: Any) -> Any:
+            left = x.T
+            out = (spec_of(torch.empty(rows, 8)),)
+            return lower(A.mm.default, [left, y], {}, out, by_columns=[left] if by_columns else [y])[0][0]
+
+        return str(jax.make_jaxpr(product)(to_jax(torch.ones(columns, rows)), to_jax(torch.ones(columns, 8))))
+
+    def is_turned(rows: int, columns: int, by_columns: bool = True) -> bool:
+        return "dynamic_slice" in program(rows, columns, by_columns)
+
+    assert is_turned(256, 256)
+    assert not is_turned(256, 256, by_columns=False)
+    assert not is_turned(64, 64) and not is_turned(250, 300) and not is_turned(8192, 8)
+
+
+def test_gradients_of_weights_are_eager_s() -> None:
+    """Weights whose gradient's left operand is turned, one that is a part of a wider matrix among them."""
+    from fused_eager import fused_eager
+
+    grad, wide = torch.randn(300, 256), torch.randn(280, 512)
+    inputs, others = torch.randn(300, 40), torch.randn(280, 40)
+
+    def program() -> tuple[torch.Tensor, ...]:
+        return (grad * 2).t() @ inputs, wide[:, 128:384].t() @ others, torch.addmm(grad[:1, :40], grad.t(), inputs)
+
+    expected = program()
+    with fused_eager(mode="fused"):
+        found = program()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
