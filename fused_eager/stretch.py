@@ -24,6 +24,7 @@ MOST = 4 * SAMPLES  # and no more, where they end here and there
 # other memory after a context is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
 WORTH = 0.9
 CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
+FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
 # The other way is tried again after the time of so many stretches: after a close call, after any other; then doubled
 # each time. And not before what it cost to try it is so small a part of the time since.
 SOON, AGAIN, LONGEST = 64, 256, 16_384
@@ -232,9 +233,9 @@ class Stretch:
         return not self._suffices(self.native, self.fused) or self._choose()
 
     def _suffices(self, times: Times, other: Times) -> bool:
-        """Whether one way has been tried often enough: to find that it is still the slower one, once is."""
-        still_slower = bool(self.length) and self._takes(times) > CLOSE * self._takes(other) > 0
-        return still_slower or times.suffice(self.end, 2 * SAMPLES if self.size else SAMPLES)
+        """Whether one way has been tried often enough: to find that it is still the slower one, or by far, once is."""
+        slower = self._takes(times) > (CLOSE if self.length else FAR) * self._takes(other) > 0
+        return slower or times.suffice(self.end, 2 * SAMPLES if self.size else SAMPLES)
 
     def _takes(self, times: Times) -> float:
         """How long one takes: where lengths change, the fastest one had a length that suits it."""
@@ -243,7 +244,7 @@ class Stretch:
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
         fused, native = self._takes(self.fused), self._takes(self.native)
-        if native and is_worth(fused, native) and not self.tried:
+        if native and is_worth(fused, native) and native < FAR * fused and not self.tried:
             return self._try_alone(native)
         native = min(native, self.alone_s or native)
         choice = Choice(bool(native) and not is_worth(fused, native), fused, native)

@@ -61,6 +61,12 @@ def test_fused_has_to_be_clearly_faster(fused: float, native: bool, monkeypatch:
     assert ran == MEASURED + [native] * (SOON - len(MEASURED))
 
 
+def test_what_is_many_times_slower_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once natively to change ways and once to measure it; and torch alone cannot be so much faster."""
+    ran = ways(Clock(monkeypatch), fused=0.1, native=1.0, stretches=SOON)
+    assert ran == [False] * SAMPLES + [True] * 2 + [False] * (SOON - SAMPLES - 2)
+
+
 def test_the_first_stretch_of_a_context_goes_the_way_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no read before it, and is not timed: entering the context is a part of it."""
     clock = Clock(monkeypatch)
