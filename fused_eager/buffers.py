@@ -20,8 +20,8 @@ from jaxlib import xla_client
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE, contiguous_strides
 
-from . import trap
-from .borrow import Home, home_of
+from . import trap, unwritten
+from .borrow import Home, home_of, nbytes_of
 from .scratch import SCRATCH
 from .trap import storage_of, swap_memory
 
@@ -101,6 +101,8 @@ def release(buffer: Buffer) -> None:
     """Forget a buffer: its storage's memory is the truth from now on."""
     TABLE.pop(buffer.cdata, None)
     trap.disarm(buffer.storage)
+    if unwritten.holds(buffer.storage):
+        swap_memory(buffer.storage, _memory(buffer.storage.nbytes()))
     buffer.stream = buffer.array = None
 
 
@@ -151,6 +153,10 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
 COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
 
 
+def _memory(nbytes: int) -> torch.UntypedStorage:
+    return storage_of(torch.empty(nbytes, dtype=torch.uint8))
+
+
 def bind(buffer: Buffer) -> None:
     """Put a finished value into its storage and open the storage for everybody. Waits for the device.
 
@@ -164,7 +170,10 @@ def bind(buffer: Buffer) -> None:
     nbytes = buffer.storage.nbytes()
     if nbytes == 0:
         pass
-    elif buffer.born_native or nbytes != value.numel() * value.dtype.itemsize:
+    elif buffer.born_native:
+        alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
+    elif nbytes != value.numel() * value.dtype.itemsize:
+        swap_memory(buffer.storage, _memory(nbytes))
         alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
     elif nbytes <= COPIED:
         own = torch.empty(value.shape, dtype=value.dtype).copy_(value)
@@ -182,8 +191,8 @@ def lift(buffer: Buffer, device: Any) -> None:
     what `bind` undoes."""
     assert buffer.home is not None
     dtype, shape = buffer.home
-    value = torch.empty(shape, dtype=dtype)
-    trap.arm(storage_of(value))  # the mark goes where the memory goes
+    # The mark goes where the memory goes.
+    value = unwritten.tensor(shape, contiguous_strides(shape), dtype, nbytes_of(buffer.home))
     try:
         swap_memory(buffer.storage, storage_of(value))
         buffer.array = to_array(value, device)

@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from . import uniform
+from .borrow import nbytes_of
 from .bounded import Bounded
 from .buffers import Home
 from .infer import Inferred, Unknown, infer, is_beyond, rehearse
@@ -52,6 +53,7 @@ class Output(NamedTuple):
     spec: Spec
     geometry: Geometry
     home: Home
+    nbytes: int  # of the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def _output(spec: Spec) -> Output:
     if not is_dense(spec.shape, spec.strides):
         reach = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
         home = (spec.dtype, (reach,))
-    return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home)
+    return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home, nbytes_of(home))
 
 
 def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:

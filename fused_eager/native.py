@@ -186,8 +186,8 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             drawn = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
             info.op(drawn, *args[1:], **kwargs)
             stream.pending.pop(b.cdata, None)
-            buffers.release(b)
             swap_memory(storage, storage_of(drawn))
+            buffers.release(b)
             return t
     elif info.op._schema.name.endswith("_like") and not info.written:
         return info.op(*args, **kwargs)

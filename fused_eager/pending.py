@@ -9,7 +9,7 @@ import torch
 
 from fused_eager.fusion_rules.lowering import map_leaves
 
-from . import buffers, native, run, trap
+from . import buffers, native, run, unwritten
 from .buffers import TABLE, Buffer, Home, storage_of
 from .calls import Foreign, Output
 from .executable import device
@@ -109,13 +109,12 @@ def restore(stream: Stream, b: Buffer, state: State) -> None:
 def new_tensor(stream: Stream, output: Output, vid: int, undo: Undo) -> Tensor:
     """A tensor whose value will be `vid`."""
     spec = output.spec
-    t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+    t = unwritten.tensor(spec.shape, spec.strides, spec.dtype, output.nbytes)
     storage = storage_of(t)
     buffer = Buffer(storage, born_native=False)
     undo.append((buffer, _NOTHING))
     # The storage is new, so nothing in the table can be about it.
     TABLE[buffer.cdata] = buffer
-    trap.arm(storage)
     buffer.stream, buffer.epoch, buffer.vid, buffer.home = stream, stream.epoch, vid, output.home
     stream.pending[buffer.cdata] = buffer
     return t

@@ -1,0 +1,63 @@
+"""Capsules: memory described by hand for whoever takes a tensor through DLPack (dlpack.h, version 0).
+
+torch's own capsule keeps a tensor whose end needs Python's lock, and the last reference often goes in one of XLA's
+threads: at best that thread then waits for the interpreter, at the end of the program it is killed with it. What is
+written here has a deleter that does nothing; whoever makes a capsule keeps the memory, and this description of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+MAX_DIMS = 64
+
+
+class ManagedTensor(ctypes.Structure):
+    """DLManagedTensor, its DLTensor spread out."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint32),  # code, bits and lanes
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+CPU = 1
+_NAME = b"dltensor"
+# A C function of one machine word that does nothing with it: the deleter is called, and calling Python takes the lock.
+NOTHING = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """DLPack's code, bits and lanes of a dtype.
+
+    Raises:
+        RuntimeError, BufferError: DLPack has none.
+    """
+    sample = torch._C._to_dlpack(torch.empty(0, dtype=dtype))  # type: ignore[attr-defined]
+    return ManagedTensor.from_address(_pointer_of(sample, _NAME)).dtype
+
+
+def capsule(address: int) -> Any:
+    """The capsule of the `ManagedTensor` at an address."""
+    try:
+        return _new_capsule(address, _NAME, None)
+    except ctypes.ArgumentError as error:
+        if "RecursionError" in str(error):  # of the program, found out while ctypes looks at an argument
+            raise RecursionError("maximum recursion depth exceeded") from error
+        raise
