@@ -20,9 +20,9 @@ from .site import describe
 
 SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
 MOST = 4 * SAMPLES  # and no more, where they end here and there
-# Fused has to take less than this part of the native time: it also takes memory, and what the program holds goes to
-# other memory after a context is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
-WORTH = 0.9
+# Fused has to take less than this part of the native time: what the program holds goes to other memory after a context
+# is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
+WORTH = 0.95
 CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
 FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
 # The other way is tried again after the time of so many stretches: after a close call, after any other; then doubled

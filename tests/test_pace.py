@@ -55,7 +55,7 @@ def test_the_faster_way_is_kept_after_a_few_of_each(monkeypatch: pytest.MonkeyPa
     assert ran == [False] * SAMPLES + [True] * (AGAIN - SAMPLES)
 
 
-@pytest.mark.parametrize(("fused", "native"), [(0.91, True), (0.89, False)])
+@pytest.mark.parametrize(("fused", "native"), [(0.96, True), (0.94, False)])
 def test_fused_has_to_be_clearly_faster(fused: float, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = ways(Clock(monkeypatch), fused=fused, native=1.0, stretches=SOON)
     assert ran == MEASURED + [native] * (SOON - len(MEASURED))
