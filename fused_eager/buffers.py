@@ -101,8 +101,8 @@ def release(buffer: Buffer) -> None:
     """Forget a buffer: its storage's memory is the truth from now on."""
     TABLE.pop(buffer.cdata, None)
     trap.disarm(buffer.storage)
-    if unwritten.holds(buffer.storage):
-        swap_memory(buffer.storage, _memory(buffer.storage.nbytes()))
+    if not buffer.born_native:
+        _give_memory(buffer.storage)
     buffer.stream = buffer.array = None
 
 
@@ -153,8 +153,10 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
 COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
 
 
-def _memory(nbytes: int) -> torch.UntypedStorage:
-    return storage_of(torch.empty(nbytes, dtype=torch.uint8))
+def _give_memory(storage: torch.UntypedStorage) -> None:
+    """Let a storage that is not trapped have memory, if it has only addresses."""
+    if unwritten.holds(storage):
+        swap_memory(storage, storage_of(torch.empty(storage.nbytes(), dtype=torch.uint8)))
 
 
 def bind(buffer: Buffer) -> None:
@@ -170,10 +172,8 @@ def bind(buffer: Buffer) -> None:
     nbytes = buffer.storage.nbytes()
     if nbytes == 0:
         pass
-    elif buffer.born_native:
-        alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
-    elif nbytes != value.numel() * value.dtype.itemsize:
-        swap_memory(buffer.storage, _memory(nbytes))
+    elif buffer.born_native or nbytes != value.numel() * value.dtype.itemsize:
+        _give_memory(buffer.storage)
         alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
     elif nbytes <= COPIED:
         own = torch.empty(value.shape, dtype=value.dtype).copy_(value)

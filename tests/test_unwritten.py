@@ -10,7 +10,8 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager import fused_eager, heap, sync, trap, unwritten
+from fused_eager import buffers, fused_eager, heap, sync, trap, unwritten
+from fused_eager.executable import device
 from fused_eager.trap import storage_of
 
 N = unwritten.LEAST // 4  # floats
@@ -99,6 +100,22 @@ def test_a_lost_tensor_that_is_overwritten_gets_memory() -> None:
         z = y * 3
         assert torch.equal(z, x * 3)
     assert torch.equal(y, x)
+
+
+@pytest.mark.parametrize("born_native", [False, True])
+@pytest.mark.parametrize("rest", [0, 64])
+def test_whatever_is_bound_has_memory(born_native: bool, rest: int) -> None:
+    """Also where the value does not fill the storage."""
+    value = torch.arange(float(N))
+    t = unwritten.tensor((N + rest,), (1,), torch.float32, 4 * (N + rest))
+    with buffers.LOCK:
+        buffer = buffers.Buffer(storage_of(t), born_native)
+        buffers.TABLE[buffer.cdata] = buffer
+        buffer.array = buffers.to_array(value, device())
+        buffers.bind(buffer)
+    assert torch.equal(t[:N], value) and not unwritten.holds(storage_of(t))
+    t += 1
+    assert torch.equal(t[:N], torch.arange(float(N)) + 1)
 
 
 def test_pending_values_take_no_memory() -> None:
