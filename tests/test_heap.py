@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-import resource
+import subprocess
+import sys
 
 import pytest
 import torch
-from torch import nn
 
 from fused_eager import fused_eager, heap
 from fused_eager.heap import EVERY, GROWN, PART, ROOM, Watch
@@ -95,24 +95,38 @@ def test_what_lies_below_something_that_is_in_use_goes_back_too() -> None:
     assert blocks[0].sum() == 25_000
 
 
+TRAINING = """
+import resource
+
+import torch
+from torch import nn
+
+from fused_eager import fused_eager
+
+model = nn.Sequential(*[module for _ in range(12) for module in (nn.Linear(512, 512), nn.Tanh())])
+x = torch.randn(4096, 512)
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    loss.item()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+with fused_eager(mode="fused", native="never", compile="wait"):
+    print(min([faults() for _ in range(6)][3:]))
+"""
+
+
 @glibc
 def test_the_temporaries_of_a_region_are_not_taken_from_the_system_anew() -> None:
-    """A training step whose values for the way back take 200 MB, which are 50,000 pages."""
-    layers = [module for _ in range(12) for module in (nn.Linear(512, 512), nn.Tanh())]
-    model, x = nn.Sequential(*layers), torch.randn(4096, 512)
-
-    def faults() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        model.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        loss.item()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    with fused_eager(mode="fused"):
-        counts = [faults() for _ in range(5)]
-    # How many of the blocks glibc can keep depends on what lies between them: mostly all but 10,000 to 20,000.
-    assert min(counts[2:]) < 35_000
+    """In a training step whose values for the way back take 200 MB, which are 50,000 pages."""
+    done = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=300)
+    # How many of the blocks glibc can keep depends on what lies between them: all but 4,000 to 14,000 pages.
+    assert int(done.stdout) < 22_000, done.stderr
 
 
 def test_without_a_libc_nothing_is_taught_or_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
