@@ -101,7 +101,7 @@ def release(buffer: Buffer) -> None:
     """Forget a buffer: its storage's memory is the truth from now on."""
     TABLE.pop(buffer.cdata, None)
     trap.disarm(buffer.storage)
-    if not buffer.born_native:
+    if not buffer.born_native:  # else it has memory, and asking where would copy what torch shares until it is written
         _give_memory(buffer.storage)
     buffer.stream = buffer.array = None
 

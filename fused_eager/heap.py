@@ -29,12 +29,13 @@ _PAGES = Path("/proc/self/statm")
 
 
 @functools.cache
-def _libc(name: str) -> Callable[..., int | None] | None:
+def libc(name: str) -> Callable[..., int | None] | None:
+    """A function of the C library that returns an address or a number, 0 as None; None where there is no such one."""
     try:
         found = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
         return None
-    found.restype = ctypes.c_void_p  # 0 is None
+    found.restype = ctypes.c_void_p
     return found  # type: ignore[no-any-return]
 
 
@@ -44,7 +45,7 @@ def keep_blocks() -> None:
 
     Where the user has set thresholds (`MALLOC_MMAP_THRESHOLD_` and the like), those hold: glibc then learns nothing.
     """
-    malloc, free = _libc("malloc"), _libc("free")
+    malloc, free = libc("malloc"), libc("free")
     if malloc is not None and free is not None:
         free(ctypes.c_void_p(malloc(ctypes.c_size_t(LARGE - 16 * mmap.PAGESIZE))))
 
@@ -59,7 +60,7 @@ def resident() -> int:
 
 def give_back() -> None:
     """Return to the system what is free, of all sizes and threads."""
-    trim = _libc("malloc_trim")
+    trim = libc("malloc_trim")
     if trim is not None:
         trim(0)
 

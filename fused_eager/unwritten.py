@@ -20,6 +20,7 @@ import torch
 from . import trap
 from .bounded import Bounded
 from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
+from .heap import libc
 from .trap import storage_of
 
 LEAST, MOST = 1 << 17, 1 << 36  # bytes: smaller tensors cost nothing to speak of; as many are reserved
@@ -31,14 +32,11 @@ _from_capsule: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # type: ig
 @functools.cache
 def address() -> int:
     """Where the range begins; 0 where the system does not reserve any."""
-    try:
-        reserve = ctypes.CDLL(None).mmap
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    except (AttributeError, OSError, TypeError):
+    reserve = libc("mmap")
+    if reserve is None:
         return 0
-    reserve.restype = ctypes.c_void_p
-    reserve.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    found = reserve(None, MOST, 0, flags, -1, 0)  # no protection bits: neither read nor written
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    found = reserve(None, ctypes.c_size_t(MOST), 0, flags, -1, ctypes.c_long(0))  # neither to be read nor written
     return 0 if found in (None, ctypes.c_void_p(-1).value) else found
 
 
