@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from . import turning
 from .conv_forms import Depthwise, Native, Patches, Pointwise, Split, Window
 from .lowering import Context, NoLowering
 from .precision import accumulator, conv_precision
@@ -105,6 +106,18 @@ def convolution(
     return y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
 
 
+def _by_pixels(y: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, with the channels of a pixel together in memory, as XLA:CPU's convolutions have them.
+
+    Each product would otherwise turn what makes a gradient, once more and element by element ([16, 64, 32, 32], both
+    products of a 3x3 kernel: 22.7 ms, and 15.3 so).
+    """
+    n, channels, *size = y.shape
+    if y.dtype not in (np.float32, np.float64) or channels < turning.ROWS or math.prod(size) < turning.ROWS:
+        return y
+    return jnp.moveaxis(turning.turned(y.reshape(n * channels, -1), n).reshape(n, *size, channels), -1, 1)
+
+
 @rule("convolution_backward.default", OpClass.CONVOLUTION)
 def convolution_backward(
     cx: Context, grad_output: Any, input: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
@@ -118,9 +131,14 @@ def convolution_backward(
     big, small = (grad_output, input) if transposed else (input, grad_output)
     win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
     channels = big.shape[1]
+    product = "forward" if transposed else "input_grad"
+    wanted = [p for p, is_wanted in zip((product, "weight_grad"), output_mask, strict=False) if is_wanted]
+    forms = [choose(p, win, big.shape[0], channels, grad_output.dtype, spec.device) for p in wanted]
+    if not empty and spec.device.type == "cpu" and any(isinstance(form, Native) for form in forms):
+        grad_output = _by_pixels(grad_output)
+        big, small = (grad_output, input) if transposed else (input, grad_output)
     results = []
     if output_mask[0]:
-        product = "forward" if transposed else "input_grad"
         zeros = jnp.zeros_like(input)
         results.append(zeros if empty else _run(product, win, grad_output, weight, channels, spec.device))
     if output_mask[1]:

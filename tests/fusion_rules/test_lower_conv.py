@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -10,11 +11,11 @@ import pytest
 import torch
 from fused_eager.fusion_rules.conv_forms import Depthwise, Native, Patches, Pointwise, Split
 from fused_eager.fusion_rules.lower_conv import choose, window
-from fused_eager.fusion_rules.lowering import NoLowering
+from fused_eager.fusion_rules.lowering import NoLowering, lower
 from fused_eager.fusion_rules.spec import spec_of
 
 from .errors import assert_same, lowered
-from .harness import sweep
+from .harness import sweep, to_jax, to_torch
 
 A = torch.ops.aten
 CPU = torch.device("cpu")
@@ -153,3 +154,39 @@ def test_conv_tbc() -> None:
 def test_sweep(name: str) -> None:
     mode = sweep([name], [torch.float64], limit=2)
     assert mode.checked and not mode.problems
+
+
+def gradients(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, transposed: bool = False) -> tuple[str, Any, Any]:
+    """What XLA makes of both gradients of a 3x3 convolution for `y * y - 1`, their values, and ATen's."""
+    rest = (None, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1, [True, True, False])
+    expected = A.convolution_backward(y * y - 1, x, w, *rest)[:2]
+    out = tuple(spec_of(t) for t in expected)
+
+    def program(y: Any, x: Any, w: Any) -> Any:
+        return lower(A.convolution_backward.default, [y * y - 1, x, w, *rest], {}, out)[0]
+
+    compiled = jax.jit(program).lower(*map(to_jax, (y, x, w))).compile()
+    return compiled.as_text(), compiled(*map(to_jax, (y, x, w))), expected
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", [(7, 9), (12, 16)], ids=str)
+@pytest.mark.parametrize("channels", [17, 48])
+def test_a_gradient_is_computed_before_it_is_turned(channels: int, size: tuple[int, int], transposed: bool) -> None:
+    """Not in the order that a convolution wants, once for each of its products."""
+    y, x = torch.randn(3, channels, *size), torch.randn(3, 20, *size)
+    w = torch.randn(20, channels, 3, 3) if transposed else torch.randn(channels, 20, 3, 3)
+    text, found, expected = gradients(y, x, w, transposed)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(to_torch(a, b), b, rtol=1e-4, atol=1e-3)
+    loops = [loop for loop in text.split("\n\n") if re.search(r"= f32\S* multiply\(", loop)]
+    assert loops and not any(" transpose(" in loop for loop in loops)
+
+
+def test_a_gradient_of_few_channels_or_pixels_is_left_as_it_is() -> None:
+    for shape in ((3, 8, 12, 16), (3, 48, 3, 5)):
+        y = torch.randn(shape)
+        text, found, expected = gradients(y, torch.randn(3, 20, *shape[2:]), torch.randn(shape[1], 20, 3, 3))
+        assert " while(" not in text
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(to_torch(a, b), b, rtol=1e-4, atol=1e-3)
