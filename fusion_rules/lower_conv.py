@@ -61,6 +61,11 @@ def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, de
     return Patches() if _fits(product, win, channels, dtype, size) else Native(explicit=True)
 
 
+def _by_pixels(product: str, win: Window, x: jax.Array, channels: int, device: torch.device) -> bool:
+    """Whether XLA:CPU's own convolution runs a product for images like `x`, which works on images by pixels."""
+    return device.type == "cpu" and isinstance(choose(product, win, x.shape[0], channels, x.dtype, device), Native)
+
+
 def _run(product: str, win: Window, a: jax.Array, b: jax.Array, channels: int, device: torch.device) -> jax.Array:
     """One product. XLA has only real convolutions, so complex ones are made of four."""
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
@@ -95,27 +100,19 @@ def convolution(
 ) -> Any:  # fmt: skip
     spec = cx.out[0]
     acc = accumulator(spec.dtype)
+    native = False
     if 0 in (*input.shape, *weight.shape, *spec.shape):
         y = jnp.zeros(spec.shape, acc)
-    elif transposed:
-        win = window(spec.shape[2:], input.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        y = _run("input_grad", win, input, weight, spec.shape[1], spec.device)
     else:
-        win = window(input.shape[2:], spec.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        y = _run("forward", win, input, weight, input.shape[1], spec.device)
-    return y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
-
-
-def _by_pixels(y: jax.Array) -> jax.Array:
-    """Images, `[N, C, *size]`, with the channels of a pixel together in memory, as XLA:CPU's convolutions have them.
-
-    Each product would otherwise turn what makes a gradient, once more and element by element ([16, 64, 32, 32], both
-    products of a 3x3 kernel: 22.7 ms, and 15.3 so).
-    """
-    n, channels, *size = y.shape
-    if y.dtype not in (np.float32, np.float64) or channels < turning.ROWS or math.prod(size) < turning.ROWS:
-        return y
-    return jnp.moveaxis(turning.turned(y.reshape(n * channels, -1), n).reshape(n, *size, channels), -1, 1)
+        product = "input_grad" if transposed else "forward"
+        big, small = (spec.shape, input.shape) if transposed else (input.shape, spec.shape)
+        win = window(big[2:], small[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
+        native = _by_pixels(product, win, input, big[1], spec.device)
+        if native and any(input is each for each in cx.places.by_planes):
+            input = turning.by_pixels(input)
+        y = _run(product, win, input, weight, big[1], spec.device)
+    y = y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
+    return turning.by_planes(y) if native and cx.places.is_kept else y
 
 
 @rule("convolution_backward.default", OpClass.CONVOLUTION)
@@ -133,14 +130,16 @@ def convolution_backward(
     channels = big.shape[1]
     product = "forward" if transposed else "input_grad"
     wanted = [p for p, is_wanted in zip((product, "weight_grad"), output_mask, strict=False) if is_wanted]
-    forms = [choose(p, win, big.shape[0], channels, grad_output.dtype, spec.device) for p in wanted]
-    if not empty and spec.device.type == "cpu" and any(isinstance(form, Native) for form in forms):
-        grad_output = _by_pixels(grad_output)
+    native = [p for p in wanted if not empty and _by_pixels(p, win, big, channels, spec.device)]
+    if native:
+        # Each product would turn what makes a gradient, once more and element by element.
+        grad_output = turning.by_pixels(grad_output)
         big, small = (grad_output, input) if transposed else (input, grad_output)
     results = []
     if output_mask[0]:
         zeros = jnp.zeros_like(input)
-        results.append(zeros if empty else _run(product, win, grad_output, weight, channels, spec.device))
+        made = zeros if empty else _run(product, win, grad_output, weight, channels, spec.device)
+        results.append(turning.by_planes(made) if product in native else made)
     if output_mask[1]:
         zeros = jnp.zeros_like(weight)
         results.append(zeros if empty else _run("weight_grad", win, big, small, channels, spec.device))

@@ -44,16 +44,29 @@ class Check:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How the arguments of a lowering lie in memory, and what becomes of its results.
+
+    `by_columns` are the matrices whose columns lie together, not their rows; `by_planes` the images that are computed
+    and whose channels lie apart, as torch has them; `is_kept`, whether the results are more than a step on the way.
+    """
+
+    by_columns: Sequence[jax.Array] = ()
+    by_planes: Sequence[jax.Array] = ()
+    is_kept: bool = False
+
+
 @dataclass
 class Context:
-    """What a lowering may ask for besides its arguments: the specs of its outputs, where to put checks, and which of
-    the arguments are matrices whose columns lie together in memory, not their rows.
+    """What a lowering may ask for besides its arguments: the specs of its outputs, where to put checks, and where the
+    arguments are.
     """
 
     out: tuple[Spec, ...]
     checks: list[Check] = field(default_factory=list)
     bounds: bool = True
-    by_columns: Sequence[jax.Array] = ()
+    places: Places = field(default_factory=Places)
 
     def check(self, bad: jax.Array, error: str, message: str, value: jax.Array | int = 0) -> None:
         """Ask for `error(message)` at the next sync point if `bad` turns out true.
@@ -185,7 +198,7 @@ def lower(
     kwargs: dict[str, Any],
     out: tuple[Spec, ...],
     bounds: bool = True,
-    by_columns: Sequence[jax.Array] = (),
+    places: Places | None = None,
 ) -> tuple[tuple[jax.Array, ...], list[Check]]:
     """Lower one functional overload.
 
@@ -194,7 +207,7 @@ def lower(
         args, kwargs: its arguments, with JAX arrays for tensors and `Hoisted` for hoisted numbers.
         out: specs of its outputs, in order; outputs that are None or absent are not counted.
         bounds: whether checks are wanted.
-        by_columns: the matrices among the arguments whose columns lie together in memory, not their rows.
+        places: how the arguments lie in memory, where that is known.
 
     Returns:
         One array per output spec, and the checks that the caller has to evaluate.
@@ -202,7 +215,7 @@ def lower(
     Raises:
         NoLowering: there is no way to lower it; run it as an island.
     """
-    cx = Context(out, bounds=bounds, by_columns=by_columns)
+    cx = Context(out, bounds=bounds, places=places or Places())
     rule = rule_for(op)
     if rule is None:
         from .decompose import lower_by_decomposition

@@ -1,4 +1,4 @@
-"""Turning: rows that are to be columns in memory, moved by a loop of its own.
+"""Turning: rows that are to be columns in memory, and the other way round, moved by a loop of its own.
 
 Where a product or a convolution wants its operand the other way round, XLA:CPU turns it in whatever computes it, and
 computes it anew for each reader, element by element, in the order of the result. A barrier does not keep it from that.
@@ -7,8 +7,11 @@ A loop does: nothing is fused into one.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 ROWS = 16  # that are turned at once: a line of the cache in the result. So it takes 0.1 ms for 1 MB
@@ -31,3 +34,29 @@ def turned(x: jax.Array, count: int = 1) -> jax.Array:
     # It begins with anything that comes from the operand: memory for zeros would be taken when the region begins.
     anything = jnp.broadcast_to(x[0][:, None], (c, r))
     return lax.fori_loop(0, count * blocks, turn, jnp.tile(anything, (count, 1)))
+
+
+def by_pixels(x: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, with the channels of a pixel together in memory, as XLA:CPU's convolutions have them.
+
+    `x` is computed first, plane by plane.
+    """
+    n, channels, *size = x.shape
+    if not _is_worth_it(x):
+        return x
+    return jnp.moveaxis(turned(x.reshape(n * channels, -1), n).reshape(n, *size, channels), -1, 1)
+
+
+def by_planes(x: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, with the pixels of a channel together in memory, as torch's are.
+
+    `x` is computed first, pixel by pixel.
+    """
+    if not _is_worth_it(x):
+        return x
+    return turned(jnp.moveaxis(x, 1, -1).reshape(-1, x.shape[1]), x.shape[0]).reshape(x.shape)
+
+
+def _is_worth_it(x: jax.Array) -> bool:
+    wide = x.ndim > 2 and x.size and x.shape[1] >= ROWS and math.prod(x.shape[2:]) >= ROWS
+    return bool(wide) and x.dtype in (np.float32, np.float64)

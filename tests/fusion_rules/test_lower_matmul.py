@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 import torch
-from fused_eager.fusion_rules.lowering import lower
+from fused_eager.fusion_rules.lowering import Places, lower
 from fused_eager.fusion_rules.spec import spec_of
 
 from .errors import assert_same, lowered
@@ -96,7 +96,7 @@ def test_a_left_operand_by_columns_is_turned_block_by_block(columns: int, dtype:
 
         def program(x: Any, *rest: Any, op: Any = op, out: Any = out) -> Any:
             left = x.T
-            return lower(op, [*rest[:-1], left, rest[-1]], {}, out, by_columns=[left])[0][0]
+            return lower(op, [*rest[:-1], left, rest[-1]], {}, out, places=Places(by_columns=[left]))[0][0]
 
         with jax.enable_x64(True):
             arguments = [to_jax(t) for t in (base, *before, other)]
@@ -110,7 +110,7 @@ def test_what_is_small_or_lies_by_rows_is_not_turned() -> None:
         def product(x: Any, y: Any) -> Any:
             left = x.T
             out = (spec_of(torch.empty(rows, 8)),)
-            return lower(A.mm.default, [left, y], {}, out, by_columns=[left] if by_columns else [y])[0][0]
+            return lower(A.mm.default, [left, y], {}, out, places=Places(by_columns=[left if by_columns else y]))[0][0]
 
         return str(jax.make_jaxpr(product)(to_jax(torch.ones(columns, rows)), to_jax(torch.ones(columns, 8))))
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fused_eager.fusion_rules.turning import turned
+from fused_eager.fusion_rules.turning import ROWS, by_pixels, by_planes, turned
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -17,3 +17,16 @@ def test_every_matrix_is_transposed(shape: tuple[int, ...], dtype: str) -> None:
         found = jax.jit(lambda x: turned(x.reshape(-1, shape[2]), shape[0]))(x)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.asarray(x).transpose(0, 2, 1).reshape(-1, shape[1]))
+
+
+IMAGES = [(2, 16, 4, 5), (3, 17, 19), (2, 33, 3, 3, 3), (2, 8, 9, 9), (2, 20, 3, 3), (0, 32, 5, 5)]
+
+
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_images_are_the_same_however_they_lie(shape: tuple[int, ...]) -> None:
+    """Those of few channels or pixels, and none, are left alone."""
+    x = jnp.arange(np.prod(shape), dtype="float32").reshape(shape)
+    is_turned = 0 not in shape and shape[1] >= ROWS and np.prod(shape[2:]) >= ROWS
+    for way in (by_pixels, by_planes):
+        np.testing.assert_array_equal(jax.jit(way)(x), x)
+        assert ("dynamic_slice" in str(jax.make_jaxpr(way)(x))) is bool(is_turned)
