@@ -68,17 +68,21 @@ class _Runner:
         return result
 
     def block(self, steps: int) -> float:
-        """Seconds per step over a block, the wait at its end included. The first steps after a change are not timed."""
+        """Seconds per step over a block, the wait at its end included. The first steps after a change are not timed.
+
+        Training is not synchronized within: it goes on from memory that the system keeps, as in a loop of thousands of
+        steps, of which a block has a handful.
+        """
         gc.collect()
         before = self.system.compilations() or 0
         with self.system.enter():
             for _ in range(WARM_STEPS):
                 self.once()
-            self.system.sync()
+            self.system.wait()
             start = time.perf_counter()
             for _ in range(steps):
                 self.once()
-            self.system.sync()
+            self.system.wait()
             seconds = time.perf_counter() - start
         self.compiled += (self.system.compilations() or 0) - before
         return seconds / steps

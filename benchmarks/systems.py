@@ -30,6 +30,7 @@ class System:
     about: str
     enter: Callable[[], AbstractContextManager[Any]]
     sync: Callable[[], None] = _no_wait
+    wait: Callable[[], None] = _no_wait  # until what runs has run, wherever its results lie
     finish: Callable[[], None] = _no_wait  # until nothing is being compiled any more
     wrap: Wrap = _as_it_is
     compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
@@ -60,6 +61,13 @@ def _sync() -> None:
     sync()
 
 
+def _wait() -> None:
+    """Not `sync()`, which moves what is trained to the program's own memory, for the next step to move it back."""
+    from fused_eager import run
+
+    run.wait()
+
+
 def _finish() -> None:
     """Not `sync(compiled=True)`, which would be one more boundary in a loop that is to be measured as it is."""
     from fused_eager import background
@@ -85,7 +93,11 @@ def _compile(function: Any) -> Any:
 
 
 def _ours(name: str, about: str) -> System:
-    return System(name, about, _mode(name), _sync, _finish, compilations=_regions_compiled)
+    return _fused(name, about, _mode(name))
+
+
+def _fused(name: str, about: str, enter: Callable[[], AbstractContextManager[Any]]) -> System:
+    return System(name, about, enter, _sync, _wait, _finish, compilations=_regions_compiled)
 
 
 SYSTEMS: dict[str, System] = {
@@ -95,22 +107,12 @@ SYSTEMS: dict[str, System] = {
         _ours("fused", 'fused_eager(mode="fused")'),
         _ours("strict", 'fused_eager(mode="strict")'),
         _ours("debug", 'fused_eager(mode="debug")'),
-        System(
+        _fused(
             "recorded",
             "fused, every op recorded even where torch alone is faster",
             _mode("fused", native="never"),
-            _sync,
-            _finish,
-            compilations=_regions_compiled,
         ),
-        System(
-            "reported",
-            "fused, with the event log written to a file",
-            _reported,
-            _sync,
-            _finish,
-            compilations=_regions_compiled,
-        ),
+        _fused("reported", "fused, with the event log written to a file", _reported),
         System(
             "compile",
             "torch.compile (inductor) around the model or the function, which the user has to add",
