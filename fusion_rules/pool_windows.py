@@ -45,8 +45,7 @@ class Axis:
         return np.arange(self.out) * self.stride - self.padding + t * self.dilation
 
     def tap(self, x: jax.Array, axis: int, t: int, fill: Any) -> jax.Array:
-        """The elements number `t`, with `fill` for padding."""
-        x = pad_axis(x, axis, self.padding, max(self.high, 0), fill=fill)
+        """The elements number `t` of what `padded` has returned, which filled the padding."""
         first = t * self.dilation
         return lax.slice_in_dim(x, first, first + (self.out - 1) * self.stride + 1, self.stride, axis)
 
@@ -97,6 +96,18 @@ def pad_axis(x: jax.Array, axis: int, low: int, high: int, step: int = 1, fill: 
         return x
     config = [(low, high, step - 1) if d == axis else (0, 0, 0) for d in range(x.ndim)]
     return lax.pad(x, np.asarray(fill, x.dtype), config)
+
+
+def padded(x: jax.Array, axes: tuple[Axis | Adaptive, ...], fill: Any) -> jax.Array:
+    """`x` with `fill` around the trailing dimensions whose elements are visited one by one.
+
+    All of them before the first is: a pass whose results are padded asks at every element whether it is one, and is
+    not vectorised (3x3 maxima of [16, 64, 32, 32]: 2.4 ms, and 1.5 so).
+    """
+    for back, a in enumerate(reversed(axes)):
+        if isinstance(a, Axis) and a.kernel <= MOST_TAPS:
+            x = pad_axis(x, x.ndim - 1 - back, a.padding, max(a.high, 0), fill=fill)
+    return x
 
 
 def _positions(a: Axis | Adaptive) -> np.ndarray:
@@ -152,6 +163,8 @@ def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Ar
     As in ATen the first of equal elements wins, the last nan wins, and a window of nothing but the lowest value
     reports its first element.
     """
+    fill = _lowest(x.dtype)
+    x = padded(x, axes, fill)
     index, pitch, origin = None, 1, jnp.int32(0)
     for back, a in enumerate(reversed(axes)):
         axis = x.ndim - 1 - back
@@ -160,7 +173,6 @@ def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Ar
             x, index = _max_wide(x, index, axis, a, pitch)
         else:
             shape = tuple(a.out if d == axis else n for d, n in enumerate(x.shape))
-            fill = _lowest(x.dtype)
             best, place = jnp.full(shape, fill, x.dtype), jnp.broadcast_to(origin, shape)
             for t in range(a.kernel):
                 v = a.tap(x, axis, t, fill)
@@ -176,6 +188,7 @@ def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Ar
 
 def sum_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> jax.Array:
     """The sum of each window over the trailing dimensions."""
+    x = padded(x, axes, 0)
     for back, a in enumerate(reversed(axes)):
         axis = x.ndim - 1 - back
         if a.kernel <= MOST_TAPS or isinstance(a, Adaptive):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from fused_eager.fusion_rules import pool_windows
@@ -117,3 +119,12 @@ def test_an_index_beyond_the_image_writes_nothing() -> None:
 def test_sweep(name: str) -> None:
     mode = sweep([name], [torch.float64], limit=3)
     assert mode.checked and not mode.problems
+
+
+def test_images_are_padded_before_the_first_pass() -> None:
+    """Not between passes, where each element would be asked whether it is padding."""
+    axes = (pool_windows.Axis(9, 5, 3, 2, 1), pool_windows.Axis(8, 4, 3, 2, 1))
+    for windows in (pool_windows.max_windows, pool_windows.sum_windows):
+        steps = [e.primitive.name for e in jax.make_jaxpr(lambda x, f=windows: f(x, axes))(jnp.ones((2, 9, 8))).eqns]
+        assert steps.count("pad") == 2
+        assert max(i for i, s in enumerate(steps) if s == "pad") < steps.index("slice")
