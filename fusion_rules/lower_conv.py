@@ -22,8 +22,10 @@ from .rule import OpClass, rule
 from .spec import JAX_DTYPE, Spec
 
 # Patches of up to this many bytes stay in cache and beat XLA:CPU's convolution where images are small or thin. For
-# bfloat16 the matrix product is so much faster that more, and any image of some depth, are worth it.
+# bfloat16 the matrix product is so much faster that more, and any image of some depth, are worth it. So are more for
+# small images: their weights, which convolutions turn and patches do not, are large (512 channels of 4x4: 4.5 MB).
 PATCH_BYTES = 4 << 20
+PATCH_BYTES_SMALL = 6 << 20
 PATCH_BYTES_HALF = 8 << 20
 SMALL_IMAGE = 32
 THIN = 16
@@ -41,7 +43,7 @@ def _fits(product: str, win: Window, channels: int, dtype: np.dtype, size: int) 
     if dtype == JAX_DTYPE[torch.bfloat16]:
         return size <= PATCH_BYTES_HALF and (product == "input_grad" or not thin)
     gains = {"forward": thin and channels > 1, "input_grad": thin, "weight_grad": False}
-    return size <= PATCH_BYTES and (small or gains[product])
+    return size <= (PATCH_BYTES_SMALL if small else PATCH_BYTES if gains[product] else 0)
 
 
 def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, device: torch.device) -> Any:
