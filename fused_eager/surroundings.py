@@ -23,7 +23,7 @@ from fused_eager import fusion_rules
 from fused_eager.cache import Origin, Unencodable
 from fused_eager.fusion_rules.precision import switches
 
-from . import canonical, executable, forms, lower, row_blocks, scratch, straight_line, xla
+from . import canonical, executable, forms, images, lower, row_blocks, scratch, straight_line, xla
 from . import compile as compiling
 from .cores import usable_cores
 
@@ -61,7 +61,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     folder = Path(fusion_rules.__file__).parent
-    modules = (lower, canonical, forms, executable, compiling, row_blocks, scratch, straight_line, xla)
+    modules = (lower, images, canonical, forms, executable, compiling, row_blocks, scratch, straight_line, xla)
     files = [*folder.glob("*.py"), *(Path(m.__file__ or "") for m in modules)]
     total = hashlib.sha256(b"fused-eager/lowering/1\0")
     try:

@@ -63,7 +63,7 @@ def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, de
     return Patches() if _fits(product, win, channels, dtype, size) else Native(explicit=True)
 
 
-def _by_pixels(product: str, win: Window, x: jax.Array, channels: int, device: torch.device) -> bool:
+def _is_native(product: str, win: Window, x: jax.Array, channels: int, device: torch.device) -> bool:
     """Whether XLA:CPU's own convolution runs a product for images like `x`, which works on images by pixels."""
     return device.type == "cpu" and isinstance(choose(product, win, x.shape[0], channels, x.dtype, device), Native)
 
@@ -109,7 +109,7 @@ def convolution(
         product = "input_grad" if transposed else "forward"
         big, small = (spec.shape, input.shape) if transposed else (input.shape, spec.shape)
         win = window(big[2:], small[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        native = _by_pixels(product, win, input, big[1], spec.device)
+        native = _is_native(product, win, input, big[1], spec.device)
         if native and any(input is each for each in cx.places.by_planes):
             input = turning.by_pixels(input)
         y = _run(product, win, input, weight, big[1], spec.device)
@@ -132,7 +132,7 @@ def convolution_backward(
     channels = big.shape[1]
     product = "forward" if transposed else "input_grad"
     wanted = [p for p, is_wanted in zip((product, "weight_grad"), output_mask, strict=False) if is_wanted]
-    native = [p for p in wanted if not empty and _by_pixels(p, win, big, channels, spec.device)]
+    native = [p for p in wanted if not empty and _is_native(p, win, big, channels, spec.device)]
     if native:
         # Each product would turn what makes a gradient, once more and element by element.
         grad_output = turning.by_pixels(grad_output)

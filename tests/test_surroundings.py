@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -134,6 +135,23 @@ def test_the_source_of_every_lowering_is_in_the_digest(tmp_path: Path, monkeypat
         out.write("\n")
     surroundings.lowering_digest.cache_clear()
     assert surroundings.lowering_digest() != before
+
+
+def test_what_lowering_imports_is_in_the_digest_but_for_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[str] = set()
+    original = Path.read_bytes
+
+    def watched(path: Path) -> bytes:
+        read.add(path.stem)
+        return original(path)
+
+    monkeypatch.setattr(Path, "read_bytes", watched)
+    surroundings.lowering_digest.cache_clear()
+    surroundings.lowering_digest()
+    tree = ast.parse(Path(surroundings.lower.__file__).read_text())
+    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 1}
+    assert {"images"} <= imported
+    assert imported - {"plan", "stream"} <= read
 
 
 def test_a_machine_that_does_not_say_what_it_is_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
