@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 ROWS = 16  # that are turned at once: a line of the cache in the result. So it takes 0.1 ms for 1 MB
+DTYPES = (np.float32, np.float64)  # that XLA:CPU has fast kernels for, which want their operands one way
 
 
 def turned(x: jax.Array, count: int = 1) -> jax.Array:
@@ -59,4 +60,4 @@ def by_planes(x: jax.Array) -> jax.Array:
 
 def _is_worth_it(x: jax.Array) -> bool:
     wide = x.ndim > 2 and x.size and x.shape[1] >= ROWS and math.prod(x.shape[2:]) >= ROWS
-    return bool(wide) and x.dtype in (np.float32, np.float64)
+    return bool(wide) and x.dtype in DTYPES

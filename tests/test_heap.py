@@ -99,7 +99,6 @@ def test_what_lies_below_something_that_is_in_use_goes_back_too() -> None:
 HEAPS = """
 import ctypes
 import resource
-import sys
 import threading
 
 from fused_eager import heap
