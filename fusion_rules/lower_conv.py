@@ -20,6 +20,7 @@ from .lowering import Context, NoLowering
 from .precision import accumulator, conv_precision
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE, Spec
+from .winograd import KERNEL, RESULTS, Winograd
 
 # Patches of up to this many bytes stay in cache and beat XLA:CPU's convolution where images are small or thin. For
 # bfloat16 the matrix product is so much faster that more, and any image of some depth, are worth it. So are more for
@@ -31,6 +32,10 @@ SMALL_IMAGE = 32
 THIN = 16
 # Above this, patches cost more memory than groups cost calls.
 GROUPED_BYTES = 64 << 20
+# Winograd's form combines inputs and products, which takes the time that it saves where few channels are summed (the
+# harmonic mean of those of inputs and results), and weights, for which there are to be so many tiles.
+WINOGRAD_CHANNELS = 40
+WINOGRAD_TILES = 128
 # From so many positions per image a batch of products beats one product over transposed operands.
 POINTWISE_POSITIONS = 128
 
@@ -46,12 +51,24 @@ def _fits(product: str, win: Window, channels: int, dtype: np.dtype, size: int) 
     return size <= (PATCH_BYTES_SMALL if small else PATCH_BYTES if gains[product] else 0)
 
 
-def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, device: torch.device) -> Any:
-    """The form for one product of a convolution: `n` images of `channels` input channels of `dtype`."""
+def _is_winograd(product: str, win: Window, n: int, channels: tuple[int, int], dtype: np.dtype) -> bool:
+    """Whether a product is one of those that Winograd's form has, and large enough to gain by it."""
+    if win.kernel != (KERNEL, KERNEL) or {*win.stride, *win.dilation, win.groups} != {1}:
+        return False
+    size = win.size if product == "input_grad" else win.out
+    tiles = n * math.prod(-(-s // RESULTS) for s in size)
+    summed = 2 * math.prod(channels) / sum(channels)
+    return dtype in turning.DTYPES and tiles >= WINOGRAD_TILES and summed >= WINOGRAD_CHANNELS
+
+
+def choose(
+    product: str, win: Window, n: int, channels: tuple[int, int], dtype: np.dtype, device: torch.device
+) -> Any:
+    """The form for one product of a convolution: `n` images of `dtype`, from and to so many `channels`."""
     if device.type != "cpu":
         return Native(explicit=False)
-    size = n * channels * win.taps * math.prod(win.out) * dtype.itemsize
-    if channels == win.groups > 1 and win.taps <= 64:
+    size = n * channels[0] * win.taps * math.prod(win.out) * dtype.itemsize
+    if channels[0] == win.groups > 1 and win.taps <= 64:
         return Depthwise()
     if win.taps == 1:
         many = win.groups == 1 and math.prod(win.out) >= POINTWISE_POSITIONS
@@ -60,15 +77,22 @@ def choose(product: str, win: Window, n: int, channels: int, dtype: np.dtype, de
         return Patches()
     if win.groups > 1:
         return Split(Native(explicit=True))
-    return Patches() if _fits(product, win, channels, dtype, size) else Native(explicit=True)
+    if _is_winograd(product, win, n, channels, dtype):
+        return Winograd()
+    return Patches() if _fits(product, win, channels[0], dtype, size) else Native(explicit=True)
 
 
-def _is_native(product: str, win: Window, x: jax.Array, channels: int, device: torch.device) -> bool:
-    """Whether XLA:CPU's own convolution runs a product for images like `x`, which works on images by pixels."""
-    return device.type == "cpu" and isinstance(choose(product, win, x.shape[0], channels, x.dtype, device), Native)
+def _is_by_pixels(
+    product: str, win: Window, x: jax.Array, channels: tuple[int, int], device: torch.device
+) -> bool:
+    """Whether what runs a product on CPU has images by pixels; `x` are those that it has, or makes."""
+    form = choose(product, win, x.shape[0], channels, x.dtype, device)
+    return device.type == "cpu" and isinstance(form, (Native, Winograd))
 
 
-def _run(product: str, win: Window, a: jax.Array, b: jax.Array, channels: int, device: torch.device) -> jax.Array:
+def _run(
+    product: str, win: Window, a: jax.Array, b: jax.Array, channels: tuple[int, int], device: torch.device
+) -> jax.Array:
     """One product. XLA has only real convolutions, so complex ones are made of four."""
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
         rr, ii, ri, ir = (_run(product, win, p, q, channels, device) for p, q in (
@@ -102,19 +126,20 @@ def convolution(
 ) -> Any:  # fmt: skip
     spec = cx.out[0]
     acc = accumulator(spec.dtype)
-    native = False
+    by_pixels = False
     if 0 in (*input.shape, *weight.shape, *spec.shape):
         y = jnp.zeros(spec.shape, acc)
     else:
         product = "input_grad" if transposed else "forward"
         big, small = (spec.shape, input.shape) if transposed else (input.shape, spec.shape)
         win = window(big[2:], small[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        native = _is_native(product, win, input, big[1], spec.device)
-        if native and any(input is each for each in cx.places.by_planes):
+        channels = big[1], small[1]
+        by_pixels = _is_by_pixels(product, win, input, channels, spec.device)
+        if by_pixels and any(input is each for each in cx.places.by_planes):
             input = turning.by_pixels(input)
-        y = _run(product, win, input, weight, big[1], spec.device)
+        y = _run(product, win, input, weight, channels, spec.device)
     y = y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
-    return turning.by_planes(y) if native and cx.places.is_kept else y
+    return turning.by_planes(y) if by_pixels and cx.places.is_kept else y
 
 
 @rule("convolution_backward.default", OpClass.CONVOLUTION)
@@ -129,11 +154,11 @@ def convolution_backward(
     # A transposed convolution is the input gradient of a plain one: its output takes the place of that one's input.
     big, small = (grad_output, input) if transposed else (input, grad_output)
     win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-    channels = big.shape[1]
+    channels = big.shape[1], small.shape[1]
     product = "forward" if transposed else "input_grad"
     wanted = [p for p, is_wanted in zip((product, "weight_grad"), output_mask, strict=False) if is_wanted]
-    native = [p for p in wanted if not empty and _is_native(p, win, big, channels, spec.device)]
-    if native:
+    by_pixels = [p for p in wanted if not empty and _is_by_pixels(p, win, big, channels, spec.device)]
+    if by_pixels:
         # Each product would turn what makes a gradient, once more and element by element.
         grad_output = turning.by_pixels(grad_output)
         big, small = (grad_output, input) if transposed else (input, grad_output)
@@ -141,7 +166,7 @@ def convolution_backward(
     if output_mask[0]:
         zeros = jnp.zeros_like(input)
         made = zeros if empty else _run(product, win, grad_output, weight, channels, spec.device)
-        results.append(turning.by_planes(made) if product in native else made)
+        results.append(turning.by_planes(made) if product in by_pixels else made)
     if output_mask[1]:
         zeros = jnp.zeros_like(weight)
         results.append(zeros if empty else _run("weight_grad", win, big, small, channels, spec.device))
@@ -160,4 +185,5 @@ def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> An
     if 0 in (*x.shape, *w.shape, *spec.shape):
         return jnp.zeros(spec.shape, acc) + bias.astype(acc)
     win = window(x.shape[2:], spec.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1, spec)
-    return _run("forward", win, x, w, x.shape[1], spec.device).transpose(2, 0, 1).astype(acc) + bias.astype(acc)
+    y = _run("forward", win, x, w, (x.shape[1], w.shape[0]), spec.device)
+    return y.transpose(2, 0, 1).astype(acc) + bias.astype(acc)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import layout
 
 ROWS = 16  # that are turned at once: a line of the cache in the result. So it takes 0.1 ms for 1 MB
 DTYPES = (np.float32, np.float64)  # that XLA:CPU has fast kernels for, which want their operands one way
@@ -37,6 +38,14 @@ def turned(x: jax.Array, count: int = 1) -> jax.Array:
     return lax.fori_loop(0, count * blocks, turn, jnp.tile(anything, (count, 1)))
 
 
+def transposed(x: jax.Array, count: int = 1) -> jax.Array:
+    """`turned`, if that is worth it."""
+    r, c = x.shape[0] // count, x.shape[1]
+    if r >= ROWS and x.dtype in DTYPES:
+        return turned(x, count)
+    return x.reshape(count, r, c).swapaxes(1, 2).reshape(count * c, r)
+
+
 def by_pixels(x: jax.Array) -> jax.Array:
     """Images, `[N, C, *size]`, with the channels of a pixel together in memory, as XLA:CPU's convolutions have them.
 
@@ -56,6 +65,30 @@ def by_planes(x: jax.Array) -> jax.Array:
     if not _is_worth_it(x):
         return x
     return turned(jnp.moveaxis(x, 1, -1).reshape(-1, x.shape[1]), x.shape[0]).reshape(x.shape)
+
+
+def in_pixels(x: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, as `[N, *size, C]`, in the order of which what makes them is to be computed, too.
+
+    Convolutions ask XLA for that themselves; on their way to a loop images would be computed in the other order, and
+    turned twice.
+    """
+    last = x.ndim - 1
+    return _ordered(jnp.moveaxis(_ordered(x, (0, *range(2, x.ndim), 1)), 1, last), tuple(range(x.ndim)))
+
+
+def in_planes(x: jax.Array) -> jax.Array:
+    """Images, `[N, *size, C]`, as `[N, C, *size]`; what comes after is to be computed in the order that they have."""
+    return _ordered(jnp.moveaxis(_ordered(x, tuple(range(x.ndim))), -1, 1), (0, *range(2, x.ndim), 1))
+
+
+def _ordered(x: jax.Array, dimensions: tuple[int, ...]) -> jax.Array:
+    """`x`, which lies in memory with these dimensions from far apart to close together."""
+    return layout.with_layout_constraint(x, _ORDER(dimensions))
+
+
+# jax 0.6 has another `Layout`.
+_ORDER = getattr(layout, "DeviceLocalLayout", layout.Layout)
 
 
 def _is_worth_it(x: jax.Array) -> bool:

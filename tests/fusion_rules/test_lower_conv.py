@@ -13,6 +13,7 @@ from fused_eager.fusion_rules.conv_forms import Depthwise, Native, Patches, Poin
 from fused_eager.fusion_rules.lower_conv import choose, window
 from fused_eager.fusion_rules.lowering import NoLowering, lower
 from fused_eager.fusion_rules.spec import spec_of
+from fused_eager.fusion_rules.winograd import Winograd
 
 from .errors import assert_same, lowered
 from .harness import sweep, to_jax, to_torch
@@ -35,11 +36,12 @@ GEOMETRIES: dict[str, tuple[Any, ...]] = {
     "many taps": ((5, 6, 5), (4, 4, 4), (1, 1, 1), (1, 2, 1), (1, 1, 1), 2, 4, 2),
 }
 FORMS = {"native": Native(False), "explicit": Native(True), "split": Split(Native(True)), "patches": Patches(),
-         "pointwise": Pointwise(), "depthwise": Depthwise()}
+         "pointwise": Pointwise(), "depthwise": Depthwise(), "winograd": Winograd()}
 
 
-def suits(form: str, kernel: Any, channels: int, groups: int) -> bool:
+def suits(form: str, kernel: Any, stride: Any, dilation: Any, channels: int, groups: int) -> bool:
     return {
+        "winograd": kernel == (3, 3) and {*stride, *dilation, groups} == {1},
         "pointwise": set(kernel) == {1} and groups == 1,
         "depthwise": channels == groups,
         "split": groups > 1,
@@ -47,7 +49,7 @@ def suits(form: str, kernel: Any, channels: int, groups: int) -> bool:
     }.get(form, True)
 
 
-PAIRS = [(g, f) for g, (_, k, *_, c, _, n) in GEOMETRIES.items() for f in FORMS if suits(f, k, c, n)]
+PAIRS = [(g, f) for g, (_, k, s, _, d, c, _, n) in GEOMETRIES.items() for f in FORMS if suits(f, k, s, d, c, n)]
 
 
 @pytest.mark.parametrize(("geometry", "form"), PAIRS)
@@ -130,7 +132,12 @@ def test_half_types_accumulate_in_float32() -> None:
 @pytest.mark.parametrize(("shape", "weight", "product", "form"), [
     ((16, 512, 2, 2), (512, 512, 3, 3), "forward", Patches),
     ((16, 512, 2, 2), (512, 512, 3, 3), "input_grad", Patches),
-    ((16, 64, 16, 16), (64, 64, 3, 3), "forward", Native),
+    ((16, 64, 16, 16), (64, 64, 3, 3), "forward", Winograd),
+    ((16, 64, 16, 16), (32, 64, 3, 3), "input_grad", Winograd),
+    ((16, 64, 16, 16), (16, 64, 3, 3), "weight_grad", Native),
+    ((3, 64, 13, 13), (64, 64, 3, 3), "weight_grad", Winograd),
+    ((3, 64, 12, 12), (64, 64, 3, 3), "weight_grad", Native),
+    ((16, 64, 16, 16), (64, 64, 5, 5), "forward", Native),
     ((8, 256, 28, 28), (64, 256, 1, 1), "forward", Pointwise),
     ((8, 64, 14, 14), (64, 1, 3, 3), "weight_grad", Depthwise),
     ((8, 64, 14, 14), (64, 16, 3, 3), "forward", Patches),
@@ -141,8 +148,9 @@ def test_choice(shape: Any, weight: Any, product: str, form: type) -> None:
     padding = (weight[2] // 2,) * 2
     spec = spec_of(torch.empty(1))
     win = window(shape[2:], shape[2:], weight[2:], (1, 1), padding, (1, 1), shape[1] // weight[1], spec)
-    assert isinstance(choose(product, win, shape[0], shape[1], np.dtype(np.float32), CPU), form)
-    assert isinstance(choose(product, win, shape[0], shape[1], np.dtype(np.float32), torch.device("cuda")), Native)
+    channels = shape[1], weight[0]
+    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), CPU), form)
+    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), torch.device("cuda")), Native)
 
 
 def test_conv_tbc() -> None:
