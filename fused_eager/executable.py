@@ -127,6 +127,7 @@ _PREPARE: dict[str, Callable[[], None]] = {
     "chlo.": lambda: None,
     "TopK": lambda: None,
     "Sharding": lambda: None,
+    "LayoutConstraint": lambda: None,  # the compiler has taken it out
 }
 _CUSTOM_CALL = re.compile(r"custom_call @([\w.]+)")
 

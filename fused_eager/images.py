@@ -26,15 +26,14 @@ class Images:
         self._readers = Counter(region.outputs)
         for i in region.nodes:
             self._readers.update({use.vid for use in nodes[i].uses})
-        self._inputs = frozenset(region.inputs)
-        self._planes: set[int] = set()  # those that are computed here
+        self._planes = set(region.inputs)
 
     def is_kept(self, node: Node) -> bool:
         """Whether the result of a convolution is to lie by planes: others read it than one node of this region."""
         return any(self._readers[result.vid] > 1 for result in node.results)
 
     def by_planes(self, node: Node) -> list[bool]:
-        """For each operand of a node, whether it is computed in this region and lies by planes."""
+        """For each operand of a node, whether it lies by planes."""
         return [use.vid in self._planes for use in node.uses]
 
     def passed(self, node: Node) -> None:
@@ -44,6 +43,6 @@ class Images:
             planes = self.is_kept(node)
         else:
             images = {use.vid for use in node.uses if len(use.geometry.size) >= IMAGE}
-            planes = bool(images & (self._planes | self._inputs))
+            planes = bool(images & self._planes)
         if planes:
             self._planes.update(result.vid for result in node.results)

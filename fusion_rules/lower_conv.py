@@ -82,11 +82,8 @@ def choose(
     return Patches() if _fits(product, win, channels[0], dtype, size) else Native(explicit=True)
 
 
-def _is_by_pixels(
-    product: str, win: Window, x: jax.Array, channels: tuple[int, int], device: torch.device
-) -> bool:
-    """Whether what runs a product on CPU has images by pixels; `x` are those that it has, or makes."""
-    form = choose(product, win, x.shape[0], channels, x.dtype, device)
+def _is_by_pixels(form: Any, device: torch.device) -> bool:
+    """Whether images lie by pixels in what runs a product."""
     return device.type == "cpu" and isinstance(form, (Native, Winograd))
 
 
@@ -134,12 +131,16 @@ def convolution(
         big, small = (spec.shape, input.shape) if transposed else (input.shape, spec.shape)
         win = window(big[2:], small[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
         channels = big[1], small[1]
-        by_pixels = _is_by_pixels(product, win, input, channels, spec.device)
-        if by_pixels and any(input is each for each in cx.places.by_planes):
-            input = turning.by_pixels(input)
+        form = choose(product, win, input.shape[0], channels, input.dtype, spec.device)
+        by_pixels = _is_by_pixels(form, spec.device)
+        if by_pixels:
+            is_turned = any(input is each for each in cx.places.by_planes)
+            input = turning.by_pixels(input) if is_turned else turning.left_by_pixels(input)
         y = _run(product, win, input, weight, channels, spec.device)
     y = y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
-    return turning.by_planes(y) if by_pixels and cx.places.is_kept else y
+    if not by_pixels:
+        return y
+    return turning.by_planes(y) if cx.places.is_kept else turning.left_by_pixels(y)
 
 
 @rule("convolution_backward.default", OpClass.CONVOLUTION)
@@ -156,17 +157,19 @@ def convolution_backward(
     win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
     channels = big.shape[1], small.shape[1]
     product = "forward" if transposed else "input_grad"
-    wanted = [p for p, is_wanted in zip((product, "weight_grad"), output_mask, strict=False) if is_wanted]
-    by_pixels = [p for p in wanted if not empty and _is_by_pixels(p, win, big, channels, spec.device)]
-    if by_pixels:
+    products = [p for p, wanted in zip((product, "weight_grad"), output_mask, strict=False) if wanted and not empty]
+    forms = {p: choose(p, win, big.shape[0], channels, big.dtype, spec.device) for p in products}
+    if any(_is_by_pixels(form, spec.device) for form in forms.values()):
         # Each product would turn what makes a gradient, once more and element by element.
         grad_output = turning.by_pixels(grad_output)
-        big, small = (grad_output, input) if transposed else (input, grad_output)
+    if isinstance(forms.get("weight_grad"), Winograd):
+        input = turning.by_pixels(input)  # it is given by planes; XLA would turn it twice on the way to a loop
+    big, small = (grad_output, input) if transposed else (input, grad_output)
     results = []
     if output_mask[0]:
         zeros = jnp.zeros_like(input)
         made = zeros if empty else _run(product, win, grad_output, weight, channels, spec.device)
-        results.append(turning.by_planes(made) if product in by_pixels else made)
+        results.append(turning.by_planes(made) if _is_by_pixels(forms.get(product), spec.device) else made)
     if output_mask[1]:
         zeros = jnp.zeros_like(weight)
         results.append(zeros if empty else _run("weight_grad", win, big, small, channels, spec.device))

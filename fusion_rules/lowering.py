@@ -48,8 +48,8 @@ class Check:
 class Places:
     """How the arguments of a lowering lie in memory, and what becomes of its results.
 
-    `by_columns` are the matrices whose columns lie together, not their rows; `by_planes` the images that are computed
-    and whose channels lie apart, as torch has them; `is_kept`, whether the results are more than a step on the way.
+    `by_columns` are the matrices whose columns lie together, not their rows; `by_planes` the images whose channels
+    lie apart, as torch has them; `is_kept`, whether the results are more than a step on the way.
     """
 
     by_columns: Sequence[jax.Array] = ()

@@ -67,19 +67,20 @@ def by_planes(x: jax.Array) -> jax.Array:
     return turned(jnp.moveaxis(x, 1, -1).reshape(-1, x.shape[1]), x.shape[0]).reshape(x.shape)
 
 
-def in_pixels(x: jax.Array) -> jax.Array:
-    """Images, `[N, C, *size]`, as `[N, *size, C]`, in the order of which what makes them is to be computed, too.
+def left_by_pixels(x: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, that are to lie by pixels without being turned: what computes `x` from such images, or
+    what is computed from it, is to go on in that order. XLA does so by itself only where that is what is next."""
+    return _ordered(x, (0, *range(2, x.ndim), 1)) if _is_worth_it(x) else x
 
-    Convolutions ask XLA for that themselves; on their way to a loop images would be computed in the other order, and
-    turned twice.
-    """
-    last = x.ndim - 1
-    return _ordered(jnp.moveaxis(_ordered(x, (0, *range(2, x.ndim), 1)), 1, last), tuple(range(x.ndim)))
+
+def in_pixels(x: jax.Array) -> jax.Array:
+    """Images, `[N, C, *size]`, as `[N, *size, C]` in memory, which a loop does not ask for itself."""
+    return _ordered(jnp.moveaxis(x, 1, -1), tuple(range(x.ndim)))
 
 
 def in_planes(x: jax.Array) -> jax.Array:
-    """Images, `[N, *size, C]`, as `[N, C, *size]`; what comes after is to be computed in the order that they have."""
-    return _ordered(jnp.moveaxis(_ordered(x, tuple(range(x.ndim))), -1, 1), (0, *range(2, x.ndim), 1))
+    """Images, `[N, *size, C]` in memory, as `[N, C, *size]`."""
+    return jnp.moveaxis(_ordered(x, tuple(range(x.ndim))), -1, 1)
 
 
 def _ordered(x: jax.Array, dimensions: tuple[int, ...]) -> jax.Array:

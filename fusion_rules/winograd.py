@@ -12,6 +12,7 @@ sums of huge numbers overflow. So where anything that is not finite comes out, X
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,12 @@ from . import turning
 from .conv_forms import Window
 
 Edges = Sequence[tuple[int, int]]  # zeros before and after the rows, and the columns
-Grid = Sequence[Sequence[jax.Array]]  # by row and column of a tile, what lies there in all tiles
+Combine = Callable[..., Sequence[jax.Array]]  # of the elements of a row or column of tiles, or of kernels
 KERNEL, TILE, RESULTS = 3, 4, 2
 ELEMENTS = TILE * TILE
 NATIVE = ("NHWC", "HWIO", "NHWC")  # what XLA:CPU has a convolution for
 # Combined inputs and their products of one step: they stay near, and are memory that is used again.
-STEP_BYTES = 8 << 20
+STEP_BYTES = 2 << 20
 # Weights are few: a product with this is less to compile than its sums, and as quick.
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 G_BOTH_WAYS = np.kron(G, G)  # [elements of a tile, elements of a kernel]
@@ -57,27 +58,24 @@ def _weights(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Sequence
     return a + middle, (b - c) * 0.5, middle + d
 
 
-def _combined(f: Callable[..., Sequence[jax.Array]], grid: Grid) -> Grid:
-    """`f` on the columns of a tile, then on its rows."""
-    columns = [f(*column) for column in zip(*grid, strict=True)]
-    return [f(*row) for row in zip(*columns, strict=True)]
+def _combined(f: Combine, x: jax.Array, row: int, column: int) -> jax.Array:
+    """`f` on what lies in the rows of tiles, the first dimension of x, then in their columns, the second. In the result
+    they are dimensions `row` and `column`.
+
+    One way after the other: the elements by themselves are as many loops, of which XLA compiles and keeps each.
+    """
+    return jnp.stack(f(*jnp.stack(f(*x), row + 1)), column)
 
 
-def _stacked(grid: Grid, row: int = 0, column: int = 0) -> jax.Array:
-    """The places of a tile as two more dimensions: first that of its columns, then that of its rows. Stacked twice,
-    because XLA:CPU computes many arrays in as many loops, but a few in the one that stacks them."""
-    return jnp.stack([jnp.stack(line, column) for line in grid], row)
-
-
-def _is_finite(x: jax.Array) -> jax.Array:
+def _is_finite(rows: jax.Array) -> jax.Array:
     """Whether a sum of all is finite: if anything is not, it is not. By products, which is quick to run and compile."""
-    rows = x.reshape(x.shape[0], -1)
-    return jnp.isfinite(jnp.ones(rows.shape[0], x.dtype) @ rows @ jnp.ones(rows.shape[1], x.dtype))
+    return jnp.isfinite(jnp.ones(rows.shape[0], rows.dtype) @ rows @ jnp.ones(rows.shape[1], rows.dtype))
 
 
-def _if_finite(x: jax.Array, otherwise: Callable[[], jax.Array]) -> jax.Array:
-    """`x` if all of it is finite. A loop, because a condition would copy it."""
-    return lax.while_loop(lambda s: ~s[1], lambda s: (otherwise(), jnp.array(True)), (x, _is_finite(x)))[0]
+def _if_finite(x: jax.Array, rows: int, otherwise: Callable[[], jax.Array]) -> jax.Array:
+    """`x`, of so many rows, if all of it is finite. A loop, because a condition would copy it."""
+    finite = _is_finite(x.reshape(rows, -1))
+    return lax.while_loop(lambda s: ~s[1], lambda s: (otherwise(), jnp.array(True)), (x, finite))[0]
 
 
 def _pad(x: jax.Array, edges: Edges) -> jax.Array:
@@ -129,16 +127,20 @@ class Steps:
         parts = self.tall // self.r
         return lax.div(i, parts) * self.k, lax.rem(i, parts) * (RESULTS * self.r), 0, 0
 
-    def places(self, part: jax.Array, count: int) -> Grid:
-        """What lies at the first `count` places, each way, of the tiles of a part: they begin at every other pixel."""
-        tall, wide = RESULTS * self.r - 1, RESULTS * self.wide - 1
-        across = range(count)
-        return [[part[:, i : i + tall : RESULTS, j : j + wide : RESULTS] for j in across] for i in across]
-
     def inputs(self, images: jax.Array, edges: Edges, i: jax.Array) -> jax.Array:
-        """B^T d B of step `i`: `[elements, tiles, C]`."""
-        part = _pad(self.part(images, i, KERNEL - 1 - sum(edges[0])), edges)
-        return _stacked(_combined(_inputs, self.places(part, TILE))).reshape(ELEMENTS, -1, images.shape[3])
+        """B^T d B of step `i`: `[elements, tiles, C]`. Tiles begin at every other pixel."""
+        x = _pad(self.part(images, i, KERNEL - 1 - sum(edges[0])), edges)
+        for axis, count, to in ((1, self.r, 0), (3, self.wide, 1)):
+            ends = [(first, first + RESULTS * count - 1) for first in range(TILE)]
+            x = jnp.stack(_inputs(*(lax.slice_in_dim(x, *each, RESULTS, axis) for each in ends)), to)
+        return x.reshape(ELEMENTS, -1, images.shape[3])
+
+    def gradients(self, grads: jax.Array, i: jax.Array) -> jax.Array:
+        """A y A^T of step `i`: `[elements, O, tiles]`."""
+        part = self.part(grads, i).reshape(self.k, self.r, RESULTS, self.wide, RESULTS, -1)
+        places = part.transpose(2, 4, 0, 1, 3, 5).reshape(-1, grads.shape[3])
+        turned = turning.transposed(places, RESULTS * RESULTS).reshape(RESULTS, RESULTS, grads.shape[3], -1)
+        return _combined(_gradients, turned, 0, 1).reshape(ELEMENTS, grads.shape[3], -1)
 
     def loop(self, step: Callable[[jax.Array, jax.Array], jax.Array], begin: jax.Array) -> jax.Array:
         return lax.fori_loop(0, self.count // self.k * (self.tall // self.r), step, begin)
@@ -172,8 +174,8 @@ class Winograd:
             inputs = steps.inputs(images, edges, i)
             products = lax.dot_general(inputs, weights, (((2,), (1 + over,)), ((0,), (0,))), win.precision)
             products = products.reshape(TILE, TILE, steps.k, steps.r, steps.wide, features)
-            part = _stacked(_combined(_results, products), 2, 3)
-            return lax.dynamic_update_slice(y, part.reshape(steps.k, -1, *y.shape[2:]), steps.first(i))
+            part = _combined(_results, products, 2, 4).reshape(steps.k, -1, *y.shape[2:])
+            return lax.dynamic_update_slice(y, part, steps.first(i))
 
         def otherwise() -> jax.Array:
             ends = [(p, s - m + KERNEL - 1 - p) for p, s, m in zip(low, size, x.shape[1:3], strict=True)]
@@ -182,10 +184,10 @@ class Winograd:
 
         # It begins with anything that comes from x: memory for zeros would be taken when the region begins.
         y = steps.loop(step, jnp.full((n, *steps.size, features), x[0, 0, 0, 0]))
-        return turning.in_planes(_if_finite(y[:, : size[0], : size[1]], otherwise))
+        return turning.in_planes(_if_finite(y[:, : size[0], : size[1]], n * math.prod(size), otherwise))
 
     def weight_grad(self, win: Window, x: jax.Array, y: jax.Array) -> jax.Array:
-        x, y = turning.in_pixels(turning.by_pixels(x)), turning.in_pixels(y)
+        x, y = turning.in_pixels(x), turning.in_pixels(y)
         channels, features = x.shape[3], y.shape[3]
         # Each step adds products of this size, so it had better compute as much.
         added = ELEMENTS * channels * features * x.dtype.itemsize
@@ -194,10 +196,7 @@ class Winograd:
         grads = _pad(y, [(0, made - o) for made, o in zip(steps.size, win.out, strict=True)])
 
         def step(i: jax.Array, total: jax.Array) -> jax.Array:
-            inputs = steps.inputs(images, edges, i)
-            places = _stacked(steps.places(steps.part(grads, i), RESULTS)).reshape(-1, features)
-            places = turning.transposed(places, RESULTS * RESULTS).reshape(RESULTS, RESULTS, features, -1)
-            outputs = _stacked(_combined(_gradients, places)).reshape(ELEMENTS, features, -1)
+            inputs, outputs = steps.inputs(images, edges, i), steps.gradients(grads, i)
             return total + lax.dot_general(outputs, inputs, (((2,), (1,)), ((0,), (0,))), win.precision)
 
         def otherwise() -> jax.Array:
@@ -209,4 +208,4 @@ class Winograd:
 
         total = steps.loop(step, jnp.zeros((ELEMENTS, features, channels), x.dtype))
         total = total.reshape(TILE, TILE, features, channels)
-        return _if_finite(_stacked(_combined(_weights, total), 2, 2), otherwise)
+        return _if_finite(_combined(_weights, total, 2, 3), features, otherwise)

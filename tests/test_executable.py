@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from fused_eager.fusion_rules import turning
 
 from fused_eager import executable
 from fused_eager.executable import Executable, Failure, NotPortable, RunCheck, Unloadable, direct, from_blobs, to_blobs
@@ -78,6 +79,23 @@ def test_bytes_come_back() -> None:
 def test_a_failure_comes_back() -> None:
     failure = Failure(3, "it has no lowering")
     assert from_blobs(executable.failure_blobs(failure), [], "") == failure
+
+
+def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
+    """What it asks XLA with looks like a call out of it, and is gone when it is compiled."""
+    shape = (4, 3, 5, 5)
+
+    def by_pixels(x: jax.Array) -> Any:
+        return [x + 1, turning.in_pixels(x * 2)], jnp.zeros((1, 2), jnp.int64)
+
+    with jax.enable_x64(True):
+        lowered = jax.jit(by_pixels).lower(jax.ShapeDtypeStruct(shape, "float32"))
+    blobs = to_blobs(lowered, lowered.compile(), checked(None))
+    outputs = [(torch.float32, shape), (torch.float32, (4, 5, 5, 3))]
+    loaded = from_blobs(blobs, outputs, "it")
+    assert isinstance(loaded, Executable)
+    x = np.arange(300, dtype="float32").reshape(shape)
+    np.testing.assert_array_equal(loaded.call(jnp.asarray(x))[0][1], x.transpose(0, 2, 3, 1) * 2)
 
 
 def test_python_callbacks_are_not_portable() -> None:
