@@ -23,10 +23,10 @@ import torch
 from jaxlib import xla_client
 
 from fused_eager.cache import Key, Unencodable
-from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules import cores, precision
 from fused_eager.fusion_rules.rule import CONTESTED, rule_for
 
-from . import background, choices, compile, row_blocks
+from . import background, choices, compile
 from .arguments import hoisted
 from .borrow import Home, nbytes_of
 from .bounded import Bounded
@@ -193,7 +193,7 @@ def _clock(threads: Sequence[int]) -> Callable[[], float]:
     """Seconds that the calling thread and `threads` have computed. Time on the wall would say how much of the processor
     the program leaves; only where there are several cores for one call it is what counts.
     """
-    if not (sys.platform == "linux" and torch.get_num_threads() == row_blocks.threads() == 1):
+    if not (sys.platform == "linux" and torch.get_num_threads() == cores.threads() == 1):
         return time.perf_counter
     # Linux counts for each thread: see MAKE_THREAD_CPUCLOCK in include/linux/posix-timers_types.h.
     clocks = [time.CLOCK_THREAD_CPUTIME_ID, *[(~thread << 3) | 6 for thread in threads]]

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from fused_eager.cache.local import default_root
 from fused_eager.config import OptionError, resolve
-from fused_eager.cores import usable_cores
+from fused_eager.fusion_rules.cores import usable_cores
 
 Severity = Literal["error", "warning", "note"]
 

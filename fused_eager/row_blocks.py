@@ -16,7 +16,6 @@ is taken of each block, and of those afterwards.
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from fused_eager.fusion_rules.cores import threads
 from fused_eager.fusion_rules.elementwise import OPAQUE
 from fused_eager.fusion_rules.rowwise import (
     ELEMENTWISE,
@@ -38,7 +38,6 @@ from fused_eager.fusion_rules.rowwise import (
     row_axes,
 )
 
-from .cores import usable_cores
 from .straight_line import Program, Step, flatten
 
 LARGE = 8 << 20  # bytes of the largest value: below, a second pass finds it in a cache
@@ -174,12 +173,6 @@ def may_gain(arguments: Sequence[jax.ShapeDtypeStruct]) -> bool:
 
 def _nbytes(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") else 0
-
-
-def threads() -> int:
-    """How many threads XLA:CPU has, as it counts them when it starts."""
-    named = os.environ.get("NPROC", "")
-    return int(named) if named.isdecimal() and int(named) else usable_cores()
 
 
 # ---- the function ------------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from jaxlib import xla_client
 
 from fused_eager import fusion_rules
 from fused_eager.cache import Origin, Unencodable
+from fused_eager.fusion_rules.cores import usable_cores
 from fused_eager.fusion_rules.precision import switches
 
 from . import canonical, executable, forms, images, lower, row_blocks, scratch, straight_line, xla
 from . import compile as compiling
-from .cores import usable_cores
 
 # JAX's options that change what is traced or how XLA compiles it.
 _JAX_OPTIONS = (

@@ -16,6 +16,7 @@ from jax import lax
 
 from . import turning
 from .conv_forms import Depthwise, Native, Patches, Pointwise, Split, Window
+from .cores import threads
 from .lowering import Context, NoLowering
 from .precision import accumulator, conv_precision
 from .rule import OpClass, rule
@@ -67,6 +68,7 @@ def choose(
     """The form for one product of a convolution: `n` images of `dtype`, from and to so many `channels`."""
     if device.type != "cpu":
         return Native(explicit=False)
+    dtype = np.zeros((), dtype).real.dtype
     size = n * channels[0] * win.taps * math.prod(win.out) * dtype.itemsize
     if channels[0] == win.groups > 1 and win.taps <= 64:
         return Depthwise()
@@ -77,8 +79,8 @@ def choose(
         return Patches()
     if win.groups > 1:
         return Split(Native(explicit=True))
-    if _is_winograd(product, win, n, channels, dtype):
-        return Winograd()
+    if threads() == 1 and _is_winograd(product, win, n, channels, dtype):
+        return Winograd()  # with more of them XLA shares out its convolution, but no loop inside of another
     return Patches() if _fits(product, win, channels[0], dtype, size) else Native(explicit=True)
 
 
@@ -87,15 +89,12 @@ def _is_by_pixels(form: Any, device: torch.device) -> bool:
     return device.type == "cpu" and isinstance(form, (Native, Winograd))
 
 
-def _run(
-    product: str, win: Window, a: jax.Array, b: jax.Array, channels: tuple[int, int], device: torch.device
-) -> jax.Array:
+def _run(form: Any, product: str, win: Window, a: jax.Array, b: jax.Array, device: torch.device) -> jax.Array:
     """One product. XLA has only real convolutions, so complex ones are made of four."""
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
-        rr, ii, ri, ir = (_run(product, win, p, q, channels, device) for p, q in (
+        rr, ii, ri, ir = (_run(form, product, win, p, q, device) for p, q in (
             (a.real, b.real), (a.imag, b.imag), (a.real, b.imag), (a.imag, b.real)))  # fmt: skip
         return lax.complex(rr - ii, ri + ir)
-    form = choose(product, win, a.shape[0], channels, a.dtype, device)
     if isinstance(form, (Native, Split)) and device.type == "cpu":
         # XLA:CPU converts bfloat16 itself and would sum float16 products in float16.
         a, b = a.astype(accumulator(a.dtype)), b.astype(accumulator(b.dtype))
@@ -130,13 +129,12 @@ def convolution(
         product = "input_grad" if transposed else "forward"
         big, small = (spec.shape, input.shape) if transposed else (input.shape, spec.shape)
         win = window(big[2:], small[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-        channels = big[1], small[1]
-        form = choose(product, win, input.shape[0], channels, input.dtype, spec.device)
+        form = choose(product, win, input.shape[0], (big[1], small[1]), input.dtype, spec.device)
         by_pixels = _is_by_pixels(form, spec.device)
         if by_pixels:
             is_turned = any(input is each for each in cx.places.by_planes)
             input = turning.by_pixels(input) if is_turned else turning.left_by_pixels(input)
-        y = _run(product, win, input, weight, channels, spec.device)
+        y = _run(form, product, win, input, weight, spec.device)
     y = y if bias is None else y.astype(acc) + bias.astype(acc).reshape(-1, *(1,) * (input.ndim - 2))
     if not by_pixels:
         return y
@@ -155,9 +153,9 @@ def convolution_backward(
     # A transposed convolution is the input gradient of a plain one: its output takes the place of that one's input.
     big, small = (grad_output, input) if transposed else (input, grad_output)
     win = window(big.shape[2:], small.shape[2:], weight.shape[2:], stride, padding, dilation, groups, spec)
-    channels = big.shape[1], small.shape[1]
     product = "forward" if transposed else "input_grad"
     products = [p for p, wanted in zip((product, "weight_grad"), output_mask, strict=False) if wanted and not empty]
+    channels = big.shape[1], small.shape[1]
     forms = {p: choose(p, win, big.shape[0], channels, big.dtype, spec.device) for p in products}
     if any(_is_by_pixels(form, spec.device) for form in forms.values()):
         # Each product would turn what makes a gradient, once more and element by element.
@@ -168,11 +166,11 @@ def convolution_backward(
     results = []
     if output_mask[0]:
         zeros = jnp.zeros_like(input)
-        made = zeros if empty else _run(product, win, grad_output, weight, channels, spec.device)
+        made = zeros if empty else _run(forms[product], product, win, grad_output, weight, spec.device)
         results.append(turning.by_planes(made) if _is_by_pixels(forms.get(product), spec.device) else made)
     if output_mask[1]:
         zeros = jnp.zeros_like(weight)
-        results.append(zeros if empty else _run("weight_grad", win, big, small, channels, spec.device))
+        results.append(zeros if empty else _run(forms["weight_grad"], "weight_grad", win, big, small, spec.device))
     if output_mask[2]:
         acc = accumulator(grad_output.dtype)
         results.append(grad_output.astype(acc).sum((0, *range(2, grad_output.ndim))))
@@ -188,5 +186,6 @@ def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> An
     if 0 in (*x.shape, *w.shape, *spec.shape):
         return jnp.zeros(spec.shape, acc) + bias.astype(acc)
     win = window(x.shape[2:], spec.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1, spec)
-    y = _run("forward", win, x, w, (x.shape[1], w.shape[0]), spec.device)
+    form = choose("forward", win, x.shape[0], (x.shape[1], w.shape[0]), x.dtype, spec.device)
+    y = _run(form, "forward", win, x, w, spec.device)
     return y.transpose(2, 0, 1).astype(acc) + bias.astype(acc)

@@ -5,9 +5,9 @@ tile of 4x4 inputs d and a kernel g give 2x2 results `A^T [(G g G^T) * (B^T d B)
 element-wise product is one matrix product for each of the 16 elements of a tile. Both gradients are convolutions of
 this kind, too; that of the weights is `G^T [(A y A^T) * (B^T d B)] G`, summed over the tiles.
 
-Rounding is that of a sum over a window: what is combined is multiplied by ones and halves. But the results of a tile
-share it, and so what is not finite: one infinity would make a NaN of a result whose own window does not see it, and
-sums of huge numbers overflow. So where anything that is not finite comes out, XLA's convolution does all of it again.
+Rounding is nearly that of a sum over a window: what is combined is multiplied by ones and halves. But the results of a
+tile share it, and so what is not finite: one infinity would make a NaN of a result whose own window does not see it,
+and sums of huge numbers overflow. So where anything that is not finite comes out, XLA convolves all of it again.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ class Steps:
         return _combined(_gradients, turned, 0, 1).reshape(ELEMENTS, grads.shape[3], -1)
 
     def loop(self, step: Callable[[jax.Array, jax.Array], jax.Array], begin: jax.Array) -> jax.Array:
+        """`step(i, value)` for each step in turn, from `begin` on."""
         return lax.fori_loop(0, self.count // self.k * (self.tall // self.r), step, begin)
 
 

@@ -190,7 +190,7 @@ def test_the_program_draws_the_numbers_that_it_would_have_drawn() -> None:
 
 
 def test_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest.row_blocks, "threads", lambda: 1)
+    monkeypatch.setattr(contest.cores, "threads", lambda: 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

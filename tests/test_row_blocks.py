@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_eager.fusion_rules.cores import threads
 from fused_eager.fusion_rules.elementwise import elementwise
 from jax import lax
 
 from fused_eager import fused_eager, row_blocks, sync
-from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread, threads
+from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
 from fused_eager.straight_line import Numbering, flatten
 from tests.streams import all_rows_in_blocks, events
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from fused_eager.fusion_rules import lower_conv
 from fused_eager.fusion_rules.conv_forms import Depthwise, Native, Patches, Pointwise, Split
 from fused_eager.fusion_rules.lower_conv import choose, window
 from fused_eager.fusion_rules.lowering import NoLowering, lower
@@ -143,14 +144,18 @@ def test_half_types_accumulate_in_float32() -> None:
     ((8, 64, 14, 14), (64, 16, 3, 3), "forward", Patches),
     ((256, 64, 56, 56), (64, 16, 3, 3), "forward", Split),
 ])  # fmt: skip
-def test_choice(shape: Any, weight: Any, product: str, form: type) -> None:
+def test_choice(shape: Any, weight: Any, product: str, form: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Geometries whose best form was measured: a change here wants a measurement."""
+    monkeypatch.setattr(lower_conv, "threads", lambda: 1)
     padding = (weight[2] // 2,) * 2
     spec = spec_of(torch.empty(1))
     win = window(shape[2:], shape[2:], weight[2:], (1, 1), padding, (1, 1), shape[1] // weight[1], spec)
     channels = shape[1], weight[0]
     assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), CPU), form)
     assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), torch.device("cuda")), Native)
+    monkeypatch.setattr(lower_conv, "threads", lambda: 2)  # XLA shares out a convolution, and no loop inside of another
+    several = Native if form is Winograd else form
+    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), CPU), several)
 
 
 def test_conv_tbc() -> None:

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules import turning, winograd
+from fused_eager.fusion_rules import lower_conv, turning, winograd
 from fused_eager.fusion_rules.conv_forms import Native
 from fused_eager.fusion_rules.lower_conv import window
 from fused_eager.fusion_rules.spec import spec_of
 from fused_eager.fusion_rules.winograd import Steps, Winograd
+from torch import nn
+
+from fused_eager import fused_eager
 
 A = torch.ops.aten
 
@@ -109,6 +112,37 @@ def test_sums_that_overflow_only_on_the_way() -> None:
     assert np.isfinite(expected[0]).all() and np.isfinite(expected[1]).all()
     for a, b in zip(found[:2], expected[:2], strict=True):
         np.testing.assert_allclose(a / 1e38, b / 1e38, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_net_of_them_trains_as_eager_does(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the rows that choose them, whichever way images lie."""
+    monkeypatch.setattr(lower_conv, "threads", lambda: 1)
+    used: list[str] = []
+
+    class Watched(Winograd):
+        def __getattribute__(self, name: str) -> Any:
+            used.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(lower_conv, "Winograd", Watched)
+    make = nn.ConvTranspose2d if transposed else nn.Conv2d
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [make(40, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU(), make(48, 56, 3, bias=False), nn.ReLU()]
+        net, x = nn.Sequential(*layers, nn.MaxPool2d(2)), torch.randn(4, 40, 14, 15, requires_grad=True)
+        net(x).square().mean().backward()
+        with torch.no_grad():
+            y = net.eval()(x)
+        return [y, x.grad, *[p.grad for p in net.parameters()], *net.buffers()]
+
+    expected = run()
+    with fused_eager(mode="fused"):
+        found = run()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert {"forward", "input_grad", "weight_grad"} <= set(used)
 
 
 def test_nothing_is_turned_between_two() -> None:
