@@ -15,6 +15,7 @@ from .borrow import borrow
 from .executable import device
 from .plan import Region
 from .stream import NativeInput, Node
+from .xla import enable_x64
 
 
 def as_array(value: Any) -> jax.Array:
@@ -49,7 +50,7 @@ def _vector(numbers: list[Any], dtype: torch.dtype, memory: list[np.ndarray]) ->
 
 @functools.cache
 def _no_numbers(dtype: torch.dtype) -> jax.Array:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         return jax.device_put(np.zeros(0, _NUMPY[dtype]), device())
 
 

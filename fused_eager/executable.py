@@ -24,6 +24,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .buffers import Home
 from .heap import keep_blocks
 from .scratch import SCRATCH
+from .xla import enable_x64
 
 _xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
@@ -103,7 +104,7 @@ def direct(
             jax.core.ShapedArray(shape, dtype), sharding, committed=False, _skip_checks=True
         )
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
         handlers.append(handler((max(rows, 1), 2), np.dtype(np.int64)))
     execute = loaded.execute_sharded

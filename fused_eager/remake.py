@@ -20,6 +20,7 @@ from .executable import Executable, Failure, Unloadable, device, from_blobs, to_
 from .lower import NodeFailed
 from .quiet import default_dtype
 from .scratch import wanted
+from .xla import enable_x64
 
 
 def _default_dtype(key: Key) -> AbstractContextManager[None]:
@@ -92,7 +93,7 @@ def _fill(rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...]) -> 
 
 
 def _run(executable: Executable, inputs: list[np.ndarray]) -> list[bytes]:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         # may_alias: a donated argument must not be the array that the next executable gets
         arrays = [jax.device_put(a, device(), may_alias=False) for a in inputs]
     outputs, flags = executable.call(*arrays)

@@ -31,6 +31,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .borrow import Home, home_of, nbytes_of
 from .events import LOG
 from .heap import LARGE
+from .xla import enable_x64
 
 if TYPE_CHECKING:
     from .buffers import Buffer
@@ -149,5 +150,5 @@ SCRATCH = Scratch()
 @functools.lru_cache(maxsize=64)
 def _zeros(home: Home) -> Any:
     dtype, shape = home
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         return jax.jit(lambda: jnp.zeros(shape, JAX_DTYPE[dtype])).lower().compile()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import jax
 from jaxlib import utils
+
+# Traces and arrays with 64-bit numbers; before jax 0.8 it was elsewhere.
+_jax = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+enable_x64: Callable[[bool], AbstractContextManager[None]] = _jax.enable_x64
 
 # XLA takes the temporaries of a region together, 135 MB for a small GPT, which glibc gets from the system anew in each
 # run: with the page faults, a fourth of a training step. Blocks of this size it keeps (`heap`). With larger ones the
