@@ -37,6 +37,7 @@ from fused_eager.fusion_rules.rowwise import (
     params_of_block,
     row_axes,
 )
+from fused_eager.fusion_rules.steps import largest_divisor
 
 from .straight_line import Program, Step, flatten
 
@@ -159,7 +160,7 @@ def candidates(program: Program) -> Iterator[Rows]:
     for shape, axes in sorted(several, key=lambda c: (-c[1], c[0])):
         sizes, n = shape[:axes], shape[axes - 1]
         row = most // math.prod(sizes)
-        block = next(b for b in range(min(n, max(BLOCK // row, 1)), 0, -1) if n % b == 0)
+        block = largest_divisor(n, BLOCK // row)
         rows = Rows(sizes, block)
         if (block == n or block * row >= SMALLEST) and row <= 2 * BLOCK and rows.turns >= FEWEST:
             yield rows

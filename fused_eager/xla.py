@@ -1,4 +1,4 @@
-"""XLA: the options with which a region is compiled, whatever XLA_FLAGS say."""
+"""XLA: the options with which a region is compiled, whatever XLA_FLAGS say, and jax's switch for 64-bit numbers."""
 
 from __future__ import annotations
 

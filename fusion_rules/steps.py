@@ -24,6 +24,11 @@ WIDE = 256  # lanes: more of them leave the registers
 CACHED = 8 << 20
 
 
+def largest_divisor(n: int, most: int) -> int:
+    """Of `n`, up to `most`, and 1 at least: so many at a time leave nothing over."""
+    return next(k for k in range(max(min(n, most), 1), 0, -1) if n % k == 0)
+
+
 def count(x: Any, axes: Axes) -> int:
     """How many elements are reduced into one."""
     return math.prod(x.shape[a] for a in axes)
@@ -76,7 +81,7 @@ def _lanes(length: int) -> tuple[int, ...] | None:
     """How an axis of this length is cut: into (parts,) values of a lane, lanes."""
     if length < 2 * BLOCK:
         return None
-    values = next(v for v in range(min(BLOCK, length // BLOCK), 0, -1) if length % v == 0)
+    values = largest_divisor(length, min(BLOCK, length // BLOCK))
     if values > 1 and length // values <= WIDE:
         return values, length // values
     values = _values(length, BLOCK)

@@ -23,7 +23,8 @@ import numpy as np
 from jax import lax
 
 from . import turning
-from .conv_forms import Window
+from .conv_forms import Window, pad_spatial
+from .steps import largest_divisor
 
 Edges = Sequence[tuple[int, int]]  # zeros before and after the rows, and the columns
 Combine = Callable[..., Sequence[jax.Array]]  # of the elements of a row or column of tiles, or of kernels
@@ -78,13 +79,15 @@ def _if_finite(x: jax.Array, rows: int, otherwise: Callable[[], jax.Array]) -> j
     return lax.while_loop(lambda s: ~s[1], lambda s: (otherwise(), jnp.array(True)), (x, finite))[0]
 
 
+def _edges(low: Sequence[int], size: Sequence[int], given: Sequence[int]) -> Edges:
+    """The zeros around images of `given` rows and columns whose windows begin `low` before them and are `size`."""
+    return [(p, s + KERNEL - 1 - g - p) for p, s, g in zip(low, size, given, strict=True)]
+
+
 def _pad(x: jax.Array, edges: Edges) -> jax.Array:
     """Zeros around the rows and columns of `[N, H, W, C]`; negative: cut off."""
-    return lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in edges), (0, 0, 0)])
-
-
-def _largest_divisor(n: int, most: int) -> int:
-    return next(k for k in range(max(min(n, most), 1), 0, -1) if n % k == 0)
+    low, high = zip(*edges, (0, 0), strict=True)
+    return pad_spatial(x, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,8 @@ class Steps:
         row *= ELEMENTS * wide
         most = min(most, count * tall * row // least)
         if tall * row > most:
-            return cls(count, tall, wide, 1, _largest_divisor(tall, most // row))
-        return cls(count, tall, wide, _largest_divisor(count, most // (tall * row)), tall)
+            return cls(count, tall, wide, 1, largest_divisor(tall, most // row))
+        return cls(count, tall, wide, largest_divisor(count, most // (tall * row)), tall)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -114,8 +117,7 @@ class Steps:
 
     def padded(self, x: jax.Array, low: Sequence[int]) -> tuple[jax.Array, Edges]:
         """Images `[N, H, W, C]` whose windows begin `low` before them, and the zeros that each part of them lacks."""
-        ends = zip(low, self.size, x.shape[1:3], strict=True)
-        rows, columns = ((p, made + KERNEL - 1 - s - p) for p, made, s in ends)
+        rows, columns = _edges(low, self.size, x.shape[1:3])
         return (x, [rows, columns]) if self.r == self.tall else (_pad(x, [rows, (0, 0)]), [(0, 0), columns])
 
     def part(self, x: jax.Array, i: jax.Array, beyond: int = 0) -> jax.Array:
@@ -179,7 +181,7 @@ class Winograd:
             return lax.dynamic_update_slice(y, part, steps.first(i))
 
         def otherwise() -> jax.Array:
-            ends = [(p, s - m + KERNEL - 1 - p) for p, s, m in zip(low, size, x.shape[1:3], strict=True)]
+            ends = _edges(low, size, x.shape[1:3])
             kernels = (lax.rev(w, (2, 3)) if back else w).transpose(2, 3, over, back)
             return lax.conv_general_dilated(x, kernels, (1, 1), ends, dimension_numbers=NATIVE, precision=win.precision)
 
@@ -202,7 +204,7 @@ class Winograd:
 
         def otherwise() -> jax.Array:
             # The images of a channel are a batch, the gradients kernels, and what they are summed over is the images.
-            ends = [(p, o - s + KERNEL - 1 - p) for p, o, s in zip(win.padding, win.out, win.size, strict=True)]
+            ends = _edges(win.padding, win.out, win.size)
             a, b = x.transpose(3, 1, 2, 0), y.transpose(1, 2, 0, 3)
             w = lax.conv_general_dilated(a, b, (1, 1), ends, dimension_numbers=NATIVE, precision=win.precision)
             return w.transpose(3, 0, 1, 2)
