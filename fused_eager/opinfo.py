@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,13 +92,14 @@ QUERIES = frozenset(
 )
 
 _INFO: dict[OpOverload, OpInfo] = {}
+_numbers = itertools.count()  # not the length of the above: two threads may each meet a new op at once
 
 
 def info_of(op: OpOverload) -> OpInfo:
     """The `OpInfo` of an overload, computed once per process."""
     found = _INFO.get(op)
     if found is None:
-        found = _INFO[op] = _read(op)
+        found = _INFO.setdefault(op, _read(op))
     return found
 
 
@@ -150,7 +152,7 @@ def _read(op: OpOverload) -> OpInfo:
         island = "it has no lowering"
     return OpInfo(
         op,
-        len(_INFO),
+        next(_numbers),
         _kind(op),
         twin,
         tuple(a.name for a in arguments),
