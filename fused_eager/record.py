@@ -107,9 +107,11 @@ def _forgive(info: OpInfo, t: Tensor, view: View) -> None:
 
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record one call and return its outputs; or, where that cannot be, run it natively now."""
-    out = follow(stream, info, args, kwargs)
-    if out is not MISS:
-        return out
+    if stream.witnessed is None:
+        out = follow(stream, info, args, kwargs)
+        if out is not MISS:
+            return out
+    # Else it is new, though another thread may have come by the same ops in the meantime: what they made is not there.
     parts: list[Any] = [info.number, torch.get_default_dtype()]
     tensors: list[Tensor] = []
     scalars: list[Any] = []
