@@ -112,4 +112,4 @@ def _is_alone(door: FrontDoor) -> bool:
     """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
     aside does not see that he reads one."""
     mine = [each.stream for each in (door, *door.lent)]
-    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in list(STREAMS))
+    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in STREAMS)

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from fused_eager.fusion_rules.lowering import leaves
 
 from . import aside, native, run, site, telling
-from .buffers import TABLE, storage_of
+from .buffers import LOCK, TABLE, storage_of
 from .intercept import looked_at, passed_sync, stepped
 from .quiet import adopt, inside, stack, without
 from .reasons import Reason
@@ -118,13 +118,14 @@ def _settled(t: Any, guard: Guard) -> bool:
     if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
         return False
     storage = storage_of(t)
-    b = TABLE.get(storage._cdata)
-    if b is not None:
-        run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
-    # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
-    native.protect(storage)
-    if guard.exposes:
-        native.mark_exposed(storage)
+    with LOCK:
+        b = TABLE.get(storage._cdata)
+        if b is not None:
+            run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
+        # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
+        native.protect(storage)
+        if guard.exposes:
+            native.mark_exposed(storage)
     return b is not None
 
 

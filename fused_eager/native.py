@@ -56,7 +56,7 @@ def snapshot(item: NativeInput) -> None:
 
 def hand_over(storage: torch.UntypedStorage) -> None:
     """A native storage is about to become pending: what reads its memory gets hold of it before the trap is armed."""
-    for reader in list(STREAMS):
+    for reader in STREAMS:
         for item in reader.natives.pop(storage._cdata, {}).values():
             if item.array is None:
                 with unobserved():
@@ -65,7 +65,7 @@ def hand_over(storage: torch.UntypedStorage) -> None:
 
 def protect(storage: torch.UntypedStorage, of: Stream | None = None) -> None:
     """Before somebody writes native memory: whoever was to read the old values gets them first. `of` has read them."""
-    for stream in list(STREAMS):
+    for stream in STREAMS:
         pending = stream.natives.pop(storage._cdata, None)
         if not pending or stream is of:
             continue

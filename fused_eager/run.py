@@ -176,7 +176,7 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
         b = i.buffer
         if b.stream is None and b.array is i.array and TABLE.get(b.cdata) is b and b.is_alive():
             live.add(i.vid)
-        elif not any(s is not stream and s.reads.get(b.cdata) is not None for s in list(STREAMS)):
+        elif not any(s is not stream and s.reads.get(b.cdata) is not None for s in STREAMS):
             donatable.add(i.vid)
     return frozenset(live), frozenset(donatable), assigned
 
@@ -253,9 +253,9 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     Waits for this value alone, not for what else is under way. Raises as `settle` does.
     """
     began = telling.begin()
-    if b.stream is not None:
-        flush(b.stream, reason)
     with LOCK:
+        if b.stream is not None:
+            flush(b.stream, reason)
         if b.error is None or BACKLOG.owed:
             verify()
         if b.error is not None:
@@ -279,13 +279,16 @@ def settle(b: Buffer, reason: Reason) -> None:
 
 
 def _settle(b: Buffer, reason: Reason) -> None:
-    if b.stream is not None:
-        flush(b.stream, reason)
-    for stream in list(STREAMS):
-        # Pending reads of this value hold the memory that is about to be opened for writing.
-        if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
-            flush(stream, reason)
+    # From here to the end nobody may record: what is flushed could be pending again, or another thread have settled it.
     with LOCK:
+        if TABLE.get(b.cdata) is not b:
+            return
+        if b.stream is not None:
+            flush(b.stream, reason)
+        for stream in STREAMS:
+            # Pending reads of this value hold the memory that is about to be opened for writing.
+            if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
+                flush(stream, reason)
         if (b.error is None and b.array is not None) or BACKLOG.owed:
             verify()
         if b.error is not None:
@@ -312,7 +315,9 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
     """
     buffers.sweep()  # what is dead is nothing to wait for
     began = telling.begin()
-    busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
+    with LOCK:
+        busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
+        pending = {id(b.stream): b.stream for b in TABLE.values() if b.stream is not None}
     errors: list[Exception] = []
 
     def attempt(step: Callable[..., None], *args: Any) -> None:
@@ -321,7 +326,6 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
         except Exception as error:
             errors.append(error)
 
-    pending = {id(b.stream): b.stream for b in list(TABLE.values()) if b.stream is not None}
     for stream in pending.values():
         if only in (None, stream):
             attempt(flush, stream, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,7 +227,23 @@ class Witnessed:
     young: int = 0  # bytes that have come since
 
 
-STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+class Streams:
+    """All streams that live. Other threads may open theirs while somebody goes through them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refs: tuple[weakref.ref[Stream], ...] = ()
+
+    def add(self, stream: Stream) -> None:
+        """Count one more, for as long as anybody refers to it."""
+        with self._lock:
+            self._refs = (*[r for r in self._refs if r() is not None], weakref.ref(stream))
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter([stream for r in self._refs if (stream := r()) is not None])
+
+
+STREAMS = Streams()
 
 
 @dataclass(eq=False)

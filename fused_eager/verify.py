@@ -72,14 +72,20 @@ class Backlog:
 
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""
-        return any(cdata in launch.reading for launch in self.launches)
+        return any(cdata in launch.reading for launch in list(self.launches))
 
     def launch(self) -> Launch:
         """Start the record of one more flush; forget those that have finished."""
-        while self.launches and (len(self.launches) >= AHEAD or self.launches[0].is_done()):
+        while len(self.launches) >= AHEAD:
             self.launches.popleft().wait()
+        self.forget_done()
         self.launches.append(Launch())
         return self.launches[-1]
+
+    def forget_done(self) -> None:
+        """Forget the oldest launches that have finished."""
+        while self.launches and self.launches[0].is_done():
+            self.launches.popleft()
 
 
 BACKLOG = Backlog()
@@ -124,7 +130,7 @@ def _taint(runs: list[Run], index: int, error: Exception) -> None:
         if k == 0:
             wrong.update(r.vid for r in run.nodes[index].results)
         bad.update((run.serial, vid) for vid in _dependent(run.nodes, wrong))
-    for stream in list(STREAMS):
+    for stream in STREAMS:
         wrong = {i.vid for i in stream.inputs if isinstance(i, DeviceInput) and i.origin in bad}
         wrong = _dependent(stream.nodes, wrong)
         for b in [b for b in stream.pending.values() if b.vid in wrong]:
@@ -166,6 +172,10 @@ def lost(b: Buffer) -> LostValue:
 
 
 def wait() -> None:
-    """Wait until everything that was launched has finished."""
-    while BACKLOG.launches:
-        BACKLOG.launches.popleft().wait()
+    """Wait until everything that was launched so far has finished. Others may record and launch meanwhile."""
+    with LOCK:
+        launches = list(BACKLOG.launches)
+    for launch in launches:
+        launch.wait()
+    with LOCK:
+        BACKLOG.forget_done()

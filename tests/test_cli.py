@@ -267,7 +267,12 @@ def test_a_program_that_does_not_parse_is_told_so_as_by_python(tmp_path: Path) -
 
 
 def test_ctrl_c_ends_the_process_by_the_signal(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
+    (tmp_path / "s.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in a shell's background ignores it
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(9)\n"
+    )
     done = python("-m", "fused_eager", "run", "--report", "s.py", cwd=tmp_path)
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr and "launch.py" not in done.stderr
