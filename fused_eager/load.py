@@ -151,6 +151,7 @@ def _make_room() -> None:
     found = mappings.crowded()
     if found is not None:
         forget()
+        gc.collect()  # what refers to them in circles: a second or more in a large program
         LOG.emit("forgotten", maps=found[0], allowed=found[1])
 
 
@@ -160,7 +161,6 @@ def forget() -> None:
     lengths.forget()
     forget_loaded()
     MEMORY.forget()
-    gc.collect()
 
 
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
@@ -33,6 +34,12 @@ from .known_gaps import reason_for  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    """What is there now stays: a collection need not go through the modules of torch and jax again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the known gaps, and leave the semantics' thousands of programs in the slower modes to the full run."""
     for item in items:
@@ -51,3 +58,4 @@ def room() -> None:
     """Executables of thousands of tests are forgotten between two of them, not in the middle of one that counts."""
     if next(_TESTS) % 8 == 0 and mappings.beyond(mappings.SHARE / 2):
         load.forget()
+        gc.collect()

@@ -56,7 +56,7 @@ def test_reading_every_loss_changes_no_loss(name: str) -> None:
     assert tuple(losses(name, "--log-every=1")) == plain_losses(name)
 
 
-@pytest.mark.parametrize("mode", ["off", "debug", "strict", "fused"])
+@pytest.mark.parametrize("mode", ["off", pytest.param("debug", marks=pytest.mark.slow), "strict", "fused"])
 @each
 def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) -> None:
     from fused_eager import fused_eager

@@ -158,7 +158,7 @@ FAMILIES = {
         frames,
     ),
 }
-IN_EVERY_RUN = ("gpt2", "llama", "t5", "bert", "vit", "mamba")
+IN_EVERY_RUN = ("gpt2", "llama", "t5", "bert", "vit")
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 

@@ -16,8 +16,13 @@ SPARSE = [name for name, info in OPTIMIZERS.items() if info.supports_sparse or i
 DENSE = [name for name, info in OPTIMIZERS.items() if not info.only_supports_sparse_grads]
 
 
-def _agree(name: str, dtype: torch.dtype, mode: str, sparse: bool = False) -> None:
-    programs = [(g.kwargs, lambda d, g=g: run(name, g, d, sparse)) for g in options(name, dtype)]
+# Options of one optimizer in `make test`, spread over all: LBFGS, whose search for a step takes another way each time.
+MOST = {"LBFGS": 2}
+
+
+def _agree(name: str, dtype: torch.dtype, mode: str, sparse: bool = False, most: int = 10_000) -> None:
+    given = options(name, dtype)
+    programs = [(g.kwargs, lambda d, g=g: run(name, g, d, sparse)) for g in given[:: -(-len(given) // most) or 1]]
     assert_all_agree(programs, dtype, mode)  # type: ignore[arg-type]
 
 
@@ -28,7 +33,7 @@ WAYS = [(name, dtype) for name in DENSE for dtype in (torch.float32, torch.float
 
 @pytest.mark.parametrize(("name", "dtype"), [w for w in WAYS if w[1] is torch.float32 or w[0] == "LBFGS"])
 def test_every_optimizer_trains_as_in_eager(name: str, dtype: torch.dtype) -> None:
-    _agree(name, dtype, "fused")
+    _agree(name, dtype, "fused", most=MOST.get(name, 10_000))
 
 
 @pytest.mark.slow
