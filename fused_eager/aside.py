@@ -17,6 +17,7 @@ import torch
 
 from . import quiet, run
 from .buffers import LOCK
+from .heap import WATCH
 from .pace import Turn
 from .reasons import Reason
 from .stream import STREAMS
@@ -75,6 +76,7 @@ def turned(door: FrontDoor, turn: Turn) -> None:
     if door.hidden or torch._C._current_graph_task_id() != -1:
         return  # a backward pass has a stack of modes of its own: what we did to it would not last
     if door.aside:
+        WATCH.look()
         door.stood_aside(turn)
         return
     if door not in quiet.stack():

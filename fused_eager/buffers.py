@@ -50,6 +50,7 @@ class Buffer:
         "previous",
         "storage",
         "stream",
+        "vacant",
         "vid",
     )
 
@@ -66,6 +67,7 @@ class Buffer:
         self.origin: tuple[int, int] | None = None  # (run, value number) that made `array`
         self.error: BaseException | None = None
         self.previous: jax.Array | None = None  # the value to return to if the pending one cannot be computed
+        self.vacant = False  # its own memory has gone back to the system
 
     @property
     def is_at_home(self) -> bool:

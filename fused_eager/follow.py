@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import buffers, native, site
+from . import native, site
 from .buffers import TABLE, Buffer, Home, storage_of
 from .opinfo import OpInfo
 from .pattern import matches
@@ -22,6 +22,7 @@ from .pending import (
     may_overlap,
     native_input,
     new_tensor,
+    open_native,
     restore,
     returned,
     state_of,
@@ -94,9 +95,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         for i, result in zip(call.written, results[len(fresh) :], strict=True):
             target = found[i]
             if target is None:
-                storage = storage_of(tensors[i])
-                native.hand_over(storage)
-                target = buffers.open_buffer(storage, born_native=True)
+                target = open_native(storage_of(tensors[i]))
             undo.append((target, state_of(target)))
             make_pending(stream, target, result.vid, result.home)
         stream.vids = step.vids

@@ -88,6 +88,11 @@ class Watch:
         self.looked = 0.0
         self.every = EVERY
         self.settled = 0  # bytes; 0: the next look says
+        self.stirred = False
+
+    def stir(self) -> None:
+        """From now on memory is used in another way than before: what that has left is given back at the next look."""
+        self.stirred = True
 
     def look(self) -> bool:
         """Called as often as anybody likes. Returns whether memory was given back."""
@@ -95,11 +100,11 @@ class Watch:
         if now - self.looked < self.every:
             return False
         self.looked, here = now, resident()
-        if not self.settled:
+        if not (self.settled or self.stirred):
             # What was given back and is needed has come back by now.
             self.settled = here
-        elif here > GROWN * self.settled + ROOM:
-            self.settled = 0
+        elif self.stirred or here > GROWN * self.settled + ROOM:
+            self.settled, self.stirred = 0, False
             give_back()
             self.every = max(EVERY, (time.monotonic() - now) / PART)
             return True

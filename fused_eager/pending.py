@@ -88,6 +88,12 @@ def state_of(b: Buffer) -> State:
     return b.stream, b.epoch, b.vid, b.home, b.array, b.previous, b.error
 
 
+def open_native(storage: torch.UntypedStorage) -> Buffer:
+    """The buffer of a storage that has been native and is about to become pending."""
+    native.hand_over(storage)
+    return buffers.open_buffer(storage, born_native=True)
+
+
 def make_pending(stream: Stream, buffer: Buffer, vid: int, home: Home) -> None:
     """From now on the storage's value is `vid`, which the stream will compute."""
     buffer.stream, buffer.epoch, buffer.vid, buffer.home = stream, stream.epoch, vid, home

@@ -27,6 +27,7 @@ from .pending import (
     make_pending,
     native_input,
     new_tensor,
+    open_native,
     refusal,
     restore,
     returned,
@@ -85,8 +86,7 @@ def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[
         storage = storage_of(tensors[i])
         buffer = TABLE.get(storage._cdata)
         if buffer is None:
-            native.hand_over(storage)
-            buffer = buffers.open_buffer(storage, born_native=True)
+            buffer = open_native(storage)
         undo.append((buffer, state_of(buffer)))
         make_pending(stream, buffer, result.vid, result.home)
     return returned(call.template, fresh, tensors)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import audit, buffers, measuring, telling
+from . import audit, buffers, measuring, telling, vacate
 from .arguments import as_array, import_native, numbers
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
@@ -141,6 +141,7 @@ def flush(stream: Stream, reason: Reason) -> None:
                     telling.flushed(reason, execution.ready, nodes, began)
                     SCRATCH.drop()
             WATCH.look()
+            vacate.WATCH.look()
         elif stream.inputs:
             stream.reset()
 
@@ -346,6 +347,7 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
     settle_all(reason, only)
     with LOCK:
         SCRATCH.forget()
+    WATCH.stir()
 
 
 __all__ = ["BACKLOG", "flush", "hand_over", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

@@ -50,7 +50,15 @@ def _find_flags() -> int:
     return first
 
 
+def _find_pointer() -> int | None:
+    probe = torch.empty(8)
+    words = ctypes.string_at(storage_of(probe)._cdata, _STRUCT_BYTES)
+    own = probe.data_ptr().to_bytes(8, sys.byteorder)
+    return next((i for i in range(0, _STRUCT_BYTES, 8) if words[i : i + 8] == own), None)
+
+
 _OFFSET = _find_flags()
+_POINTER = _find_pointer()
 # The process's memory as bytes: a slice of it is set five times as fast as by a call through ctypes.
 _memory = memoryview((ctypes.c_ubyte * sys.maxsize).from_address(0)).cast("B")
 
@@ -70,6 +78,13 @@ def disarm(storage: torch.UntypedStorage) -> None:
 def is_armed(storage: torch.UntypedStorage) -> bool:
     """Whether access raises now."""
     return ctypes.string_at(storage._cdata + _OFFSET, 3) == ARMED
+
+
+def address_of(storage: torch.UntypedStorage) -> int:
+    """Where a storage's memory begins, trapped or not; 0 where that cannot be said."""
+    if _POINTER is None:
+        return 0
+    return int.from_bytes(ctypes.string_at(storage._cdata + _POINTER, 8), sys.byteorder)
 
 
 def is_special(storage: torch.UntypedStorage) -> bool:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from fused_eager import fused_eager, heap
+from fused_eager import fused_eager, heap, run
 from fused_eager.heap import EVERY, GROWN, PART, ROOM, Watch
 
 MB = 1 << 20
@@ -69,10 +69,19 @@ def test_a_large_heap_that_takes_long_is_left_alone_longer(machine: Machine) -> 
     assert machine.after(watch, 5000 * MB, 2 * EVERY)
 
 
+def test_where_memory_is_used_in_another_way_nothing_has_to_grow(machine: Machine) -> None:
+    watch = Watch()
+    machine.after(watch, 500 * MB)
+    watch.stir()
+    assert not machine.after(watch, 400 * MB, EVERY / 2)
+    assert machine.after(watch, 400 * MB, EVERY / 2) and machine.given == 1
+    # Then it is what it is, once more.
+    assert not machine.after(watch, 400 * MB)
+    assert machine.after(watch, 500 * MB)
+
+
 def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap.WATCH, "settled", 0)
-    monkeypatch.setattr(heap.WATCH, "looked", 0.0)
-    monkeypatch.setattr(heap.WATCH, "every", EVERY)
+    monkeypatch.setattr(run, "WATCH", Watch())
     x = torch.ones(3)
     with fused_eager(mode="fused"):
         for seconds, resident in ((EVERY, 500), (EVERY, 1000)):
