@@ -332,9 +332,10 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
             attempt(flush, stream, reason)
     buffers.sweep()
     attempt(verify)
-    for b in list(TABLE.values()):
-        if b.error is None and b.stream is None:
-            attempt(_settle, b, reason)
+    with LOCK:
+        computed = [b for b in TABLE.values() if b.error is None and b.stream is None]
+    for b in computed:
+        attempt(_settle, b, reason)
     wait()
     if busy:
         telling.synced(reason, began)
@@ -344,10 +345,11 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
 
 def hand_over(reason: Reason, only: Stream | None = None) -> None:
     """ATen goes on alone: bind everything, as `settle_all` does, and keep no memory for regions to come."""
+    if TABLE:  # else nothing has been recorded since it was last handed over
+        WATCH.stir()
     settle_all(reason, only)
     with LOCK:
         SCRATCH.forget()
-    WATCH.stir()
 
 
 __all__ = ["BACKLOG", "flush", "hand_over", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

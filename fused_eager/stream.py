@@ -231,16 +231,16 @@ class Streams:
     """All streams that live. Other threads may open theirs while somebody goes through them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._refs: tuple[weakref.ref[Stream], ...] = ()
+        self._refs: dict[int, weakref.ref[Stream]] = {}
 
     def add(self, stream: Stream) -> None:
         """Count one more, for as long as anybody refers to it."""
-        with self._lock:
-            self._refs = (*[r for r in self._refs if r() is not None], weakref.ref(stream))
+        # Each step is one of the interpreter's own: a lock might be held when the process forks.
+        ref = weakref.ref(stream, lambda gone: self._refs.pop(id(gone), None))
+        self._refs[id(ref)] = ref
 
     def __iter__(self) -> Iterator[Stream]:
-        return iter([stream for r in self._refs if (stream := r()) is not None])
+        return iter([stream for r in list(self._refs.values()) if (stream := r()) is not None])
 
 
 STREAMS = Streams()
