@@ -41,11 +41,11 @@ class Watch:
         self.looked = 0.0
         self.away: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
-    def look(self) -> int:
-        """Called as often as anybody likes, with the runtime's lock. Returns how many storages were vacated."""
+    def look(self) -> None:
+        """Called as often as anybody likes, with the runtime's lock."""
         now = time.monotonic()
         if now - self.looked < EVERY:
-            return 0
+            return
         self.looked = now
         away = [b for b in TABLE.values() if _may_go(b)]
         long = [b for b in away if b in self.away and not _is_needed(b)]
@@ -53,7 +53,6 @@ class Watch:
         if long:
             wait()  # what reads the memory of a value that was native then may still run
             LOG.count("storages vacated", sum(vacate(b) for b in long))
-        return len(long)
 
 
 WATCH = Watch()

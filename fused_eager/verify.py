@@ -72,7 +72,7 @@ class Backlog:
 
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""
-        return any(cdata in launch.reading for launch in list(self.launches))
+        return any(cdata in launch.reading for launch in self.launches)
 
     def launch(self) -> Launch:
         """Start the record of one more flush; forget those that have finished."""

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +25,16 @@ def switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+def at_once(*jobs: Callable[[], object]) -> None:
+    """Run each job in a thread of its own."""
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+
+
 def together(*jobs: Callable[[], None]) -> None:
     """Run each job again and again in a thread of its own. Raises what the first that failed raised."""
     end, errors = time.monotonic() + SECONDS, []
@@ -35,12 +46,7 @@ def together(*jobs: Callable[[], None]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=repeat, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+    at_once(*[partial(repeat, job) for job in jobs])
     if errors:
         raise errors[0]
 
@@ -95,11 +101,7 @@ def test_ops_that_two_threads_meet_for_the_first_time_are_told_apart(monkeypatch
 
     monkeypatch.setattr(opinfo, "_INFO", {})
     monkeypatch.setattr(opinfo, "_kind", kind)
-    threads = [threading.Thread(target=opinfo.info_of, args=(op,)) for op in ops]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[partial(opinfo.info_of, op) for op in ops])
     first, second = map(opinfo.info_of, ops)
     assert first.number != second.number and [first.op, second.op] == ops
 
@@ -124,9 +126,5 @@ def test_a_new_stream_is_run_at_once_though_another_thread_has_recorded_it_meanw
         ops(lambda: None)
         turns[1].set()
 
-    threads = [threading.Thread(target=job) for job in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(first, second)
     assert found == [105.0, 105.0]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from tests.ops.corpus import as_near, difference, outcome, short
 
+T = TypeVar("T")
 Program = Callable[[], list[Any]]
 # A gradient is a sum over the steps of a recurrence and over rounds, each with the rounding of a tanh (4 ulps in XLA).
 ULPS = 32.0
+
+
+def spread(variants: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of the variants, from all over them."""
+    return variants[:: -(-len(variants) // most) or 1]
 
 
 def check(make: Callable[[torch.dtype], Program], dtype: torch.dtype, mode: str) -> str:

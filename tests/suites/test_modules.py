@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from .compare import assert_all_agree
+from .compare import assert_all_agree, spread
 from .modules import names, run, variants
 
 NAMES = names()
@@ -22,8 +22,7 @@ MOST = 3  # variants of one module in `make test`, spread over all: one loss has
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, training: bool, most: int = 10_000) -> None:
-    chosen = variants(name, dtype, training)
-    some = chosen[:: -(-len(chosen) // most) or 1]
+    some = spread(variants(name, dtype, training), most)
     assert_all_agree([(v, lambda d, v=v: run(v, d, training)) for v in some], dtype, mode)  # type: ignore[misc]
 
 

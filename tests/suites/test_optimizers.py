@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import optim
 
-from .compare import assert_all_agree
+from .compare import assert_all_agree, spread
 from .optimizers import OPTIMIZERS, options, run
 
 SPARSE = [name for name, info in OPTIMIZERS.items() if info.supports_sparse or info.only_supports_sparse_grads]
@@ -21,8 +21,8 @@ MOST = {"LBFGS": 2}
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, sparse: bool = False, most: int = 10_000) -> None:
-    given = options(name, dtype)
-    programs = [(g.kwargs, lambda d, g=g: run(name, g, d, sparse)) for g in given[:: -(-len(given) // most) or 1]]
+    given = spread(options(name, dtype), most)
+    programs = [(g.kwargs, lambda d, g=g: run(name, g, d, sparse)) for g in given]
     assert_all_agree(programs, dtype, mode)  # type: ignore[arg-type]
 
 
