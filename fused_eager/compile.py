@@ -15,10 +15,9 @@ from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from . import row_blocks, telling, xla
-from .borrow import Home, nbytes_of
+from .borrow import Home
 from .bounded import Bounded
 from .executable import Executable, Made, RunCheck, device, direct
-from .heap import LARGE
 from .key import identity
 from .lower import Function
 from .plan import Region
@@ -129,8 +128,7 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
         lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
         tracing = time.perf_counter() - started
-        made = sum(nbytes_of(r.home) for i in region.nodes for r in nodes[i].results)
-        compiled = xla.compiled(lowered, in_blocks=made > LARGE)
+        compiled = xla.compiled(lowered)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)

@@ -21,12 +21,11 @@ import torch
 from fused_eager.fusion_rules.regions import Candidate, refuse
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from . import donation
+from . import donation, repeats, temporaries
 from .buffers import Home
 from .errors import ValidationError
 from .order import canonical, operands
 from .reasons import Reason
-from .repeats import boundaries
 from .site import describe
 from .stream import Node
 
@@ -112,7 +111,7 @@ def make_plan(
         everything: run nodes that nothing depends on too, as eager does: they may raise.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
-    groups = _group(nodes, needed, homes, islands, max_region, end)
+    groups = _group(nodes, needed, live, homes, islands, max_region, end)
     return _connect(nodes, groups, live, donatable, homes)
 
 
@@ -161,6 +160,7 @@ Group = tuple[str, list[int], Reason]
 def _group(
     nodes: Sequence[Node],
     needed: list[int],
+    live: frozenset[int],
     homes: Mapping[int, Home],
     islands: Mapping[int, str],
     max_region: int,
@@ -168,6 +168,7 @@ def _group(
 ) -> list[Group]:
     level: dict[int, int] = {}
     from_island: dict[int, bool] = {}
+    handed_out = set(live)  # from one group to another, or to the program
     xla: dict[int, list[int]] = defaultdict(list)
     aten: dict[int, list[int]] = defaultdict(list)
     for i in needed:
@@ -176,6 +177,7 @@ def _group(
         for vid in operands(node):
             if vid in level:
                 at = max(at, level[vid] + (from_island[vid] and not island))
+        handed_out.update(v for v in operands(node) if v in level and (level[v], from_island[v]) != (at, island))
         (aten if island else xla)[at].append(i)
         for r in node.results:
             level[r.vid], from_island[r.vid] = at, island
@@ -183,9 +185,10 @@ def _group(
     top = max([*xla, *aten], default=-1)
     for at in range(top + 1):
         members: list[int] = []
-        repeats = boundaries(nodes, xla[at], homes)
+        repeated = repeats.boundaries(nodes, xla[at], homes)
+        crowded = temporaries.boundaries(nodes, xla[at], homes, handed_out, repeated)
         for i in xla[at]:
-            refusal = refuse(Candidate(len(members), max_region, repeats.get(i, "")))
+            refusal = refuse(Candidate(len(members), max_region, repeated.get(i, ""), crowded.get(i, "")))
             if refusal is not None:
                 groups.append(("xla", members, Reason(refusal.code, refusal.detail, describe(nodes[i].place))))
                 members = []

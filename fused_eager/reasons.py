@@ -152,6 +152,13 @@ CODES: dict[str, Code] = {
             "for layer in layers:\n    x = layer(x)  # nothing to change: equal layers are one compilation",
         ),
         Code(
+            "region.memory",
+            "the region would take more memory for its temporaries than the heap keeps for the next run",
+            "none needed: a natural cut; smaller batches need less memory",
+            "loss = model(x).sum()\nloss.backward()",
+            "loss = model(x).sum()\nloss.backward()  # nothing to change: what waits goes from region to region",
+        ),
+        Code(
             "region.size",
             "the region reached max_region ops",
             "raise max_region",

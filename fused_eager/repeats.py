@@ -84,7 +84,7 @@ class _Sequence:
         cost = np.array([sum(crossing[p - repeat.start] for p in at[1:-1] + shift) for shift in range(repeat.period)])
         shift = int(cost.argmin())
         first = self._nodes[repeat.start : repeat.start + repeat.period]
-        if cost[shift] and not any(_is_heavy(node) for node in first):
+        if cost[shift] and not any(is_heavy(node) for node in first):
             return []
         return [int(p) + shift for p in at[::layers] if p + shift < repeat.end]
 
@@ -117,7 +117,8 @@ def _letter(node: Node) -> object:
     return node.signature[0], views(node)  # type: ignore[index]
 
 
-def _is_heavy(node: Node) -> bool:
+def is_heavy(node: Node) -> bool:
+    """Whether a node is a product or a convolution, with which XLA fuses nothing."""
     rule = rule_for(node.twin)
     return rule is not None and rule.cls in _HEAVY
 

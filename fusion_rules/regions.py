@@ -10,12 +10,14 @@ from dataclasses import dataclass
 class Candidate:
     """What the rules look at: a node that wants to join a region which holds `size` nodes of at most `limit`.
 
-    `repeat` says of which repeated layers this node begins another one, "" if of none.
+    `repeat` says of which repeated layers this node begins another one, "" if of none; `room` what the region
+    would take for its temporaries without a cut there, "" if none is needed.
     """
 
     size: int
     limit: int
     repeat: str = ""
+    room: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class FusionRule:
 FUSION_RULES: tuple[FusionRule, ...] = (
     # Equal layers are one compilation, however many there are.
     FusionRule("region.repeat", lambda c: c.repeat if c.size else ""),
+    # Temporaries are one block of memory, and the heap keeps blocks for the next run only up to a size.
+    FusionRule("region.memory", lambda c: c.room if c.size else ""),
     # Compile time grows faster than linearly with a region's size; a bound keeps it in seconds.
     FusionRule("region.size", lambda c: f"{c.size} ops" if c.size >= c.limit else ""),
 )

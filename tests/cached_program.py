@@ -54,6 +54,15 @@ def bad_index() -> Any:
         return str(error).partition(" (")[0]
 
 
+def large() -> Any:
+    """A training step that remembers more for its way back than one block of the heap."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[module for _ in range(6) for module in (torch.nn.Linear(512, 512), torch.nn.Tanh())])
+    loss = model(torch.randn(4096, 512)).square().mean()
+    loss.backward()
+    return loss.item(), [p.grad.sum().item() for p in model.parameters() if p.grad is not None]
+
+
 def gpt(steps: int = 2) -> Any:
     """Steps of the example's training, and how long each took."""
     example = importlib.import_module("examples.train_gpt")

@@ -26,7 +26,7 @@ AWKWARD = [
 
 
 def run(function: Callable[[Any], Any], x: np.ndarray) -> Any:
-    return xla.compiled(jax.jit(function).lower(x), in_blocks=False)(x)
+    return xla.compiled(jax.jit(function).lower(x))(x)
 
 
 @pytest.mark.parametrize(("shape", "axes"), REDUCTIONS + AWKWARD, ids=str)
@@ -42,14 +42,14 @@ def test_reductions_in_steps_take_every_value_once(shape: tuple[int, ...], axes:
 def test_what_is_summed_is_not_stored_first(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x = np.ones(shape, np.float32)
     lowered = jax.jit(lambda x: sum_over(lax.exp(x) * x, axes)).lower(x)
-    assert xla.compiled(lowered, in_blocks=False).memory_analysis().temp_size_in_bytes < x.nbytes / 2
+    assert xla.compiled(lowered).memory_analysis().temp_size_in_bytes < x.nbytes / 2
 
 
 def test_the_plain_sum_stores_it() -> None:
     # If this fails, XLA does by itself what `reduced` is for.
     x = np.ones((1024, 1024), np.float32)
     lowered = jax.jit(lambda x: lax.reduce_sum(lax.exp(x) * x, (1,))).lower(x)
-    assert xla.compiled(lowered, in_blocks=False).memory_analysis().temp_size_in_bytes >= x.nbytes
+    assert xla.compiled(lowered).memory_analysis().temp_size_in_bytes >= x.nbytes
 
 
 def test_many_equal_numbers_are_summed_exactly_enough() -> None:
