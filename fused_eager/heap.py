@@ -2,8 +2,9 @@
 
 Memory that is freed and taken again at once should not go to the system in between: each new page is a fault, which
 takes longer than most regions need to fill it. glibc learns that by itself, from the largest block that the program
-has freed, but never for one above `LARGE`. Regions take their temporaries in smaller ones (`xla.BLOCK`), and here
-glibc is taught once for all sizes that it can learn, and to keep the last heap of a thread when nothing is left in it.
+has freed, but never for one above `LARGE`. Regions are cut so that their temporaries take less (`temporaries`), and
+here glibc is taught once for all sizes that it can learn, and to keep the last heap of a thread when nothing is left in
+it.
 
 A region's results are allocated by XLA, wait for their turn to be freed among buffers of torch's, and leave gaps that
 glibc neither fills nor returns by itself: training a small GPT, the resident set grew by 6 MB in a step, for hundreds
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import os
 import time
@@ -82,12 +84,17 @@ def give_back() -> None:
 
 
 class Watch:
-    """Looks now and then whether the resident set has grown, and gives back what is free if it has."""
+    """Looks now and then whether the resident set has grown, and gives back what is free if it has.
+
+    What was given back and is needed has come back by the next look. But so has what only that moment needed, a step
+    that ran for the first time perhaps: so it is given back again, until that makes no difference any more.
+    """
 
     def __init__(self) -> None:
         self.looked = 0.0
         self.every = EVERY
-        self.settled = 0  # bytes; 0: the next look says
+        self.settled = 0.0  # bytes that are needed, as far as is known
+        self.given = True  # back at the last look (or as good as that: the first one says what is needed)
         self.stirred = False
 
     def stir(self) -> None:
@@ -97,18 +104,25 @@ class Watch:
     def look(self) -> bool:
         """Called as often as anybody likes. Returns whether memory was given back."""
         now = time.monotonic()
-        if now - self.looked < self.every:
+        again = self.given and not self.stirred  # which ends by itself, however long giving back takes
+        if now - self.looked < (EVERY if again else self.every):
             return False
         self.looked, here = now, resident()
-        if not (self.settled or self.stirred):
-            # What was given back and is needed has come back by now.
+        if self.stirred:
+            gives, self.settled = True, math.inf
+        elif self.given:
+            gives, self.settled = _exceeds(self.settled, here), here
+        elif gives := _exceeds(here, self.settled):
             self.settled = here
-        elif self.stirred or here > GROWN * self.settled + ROOM:
-            self.settled, self.stirred = 0, False
+        self.given, self.stirred = gives, False
+        if gives:
             give_back()
             self.every = max(EVERY, (time.monotonic() - now) / PART)
-            return True
-        return False
+        return gives
+
+
+def _exceeds(more: float, less: float) -> bool:
+    return more > GROWN * less + ROOM
 
 
 WATCH = Watch()

@@ -143,7 +143,7 @@ def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> R
     SKELETONS.compiled(skeleton, seconds)
     if seconds > LONG:
         heap.give_back()
-        heap.WATCH.stir()  # for the program has gone on meanwhile
+    heap.WATCH.stir()  # what ATen has left of the rounds until now, and what has been freed meanwhile
     return ready
 
 

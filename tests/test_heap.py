@@ -75,9 +75,28 @@ def test_where_memory_is_used_in_another_way_nothing_has_to_grow(machine: Machin
     watch.stir()
     assert not machine.after(watch, 400 * MB, EVERY / 2)
     assert machine.after(watch, 400 * MB, EVERY / 2) and machine.given == 1
-    # Then it is what it is, once more.
+    # What has come back may be what only that moment needed: once more.
+    assert machine.after(watch, 400 * MB) and machine.given == 2
+    # Then it is what it is.
     assert not machine.after(watch, 400 * MB)
+    assert not machine.after(watch, 400 * MB) and machine.given == 2
     assert machine.after(watch, 500 * MB)
+
+
+def test_it_is_given_back_again_until_that_makes_no_difference(machine: Machine) -> None:
+    watch = Watch()
+    machine.takes = 10 * EVERY * PART  # nobody waits longer for that
+    machine.after(watch, 500 * MB)
+    watch.stir()
+    assert [machine.after(watch, n * MB) for n in (900, 800, 700, 600)] == [True] * 4
+    assert [machine.after(watch, 600 * MB, 10 * EVERY) for _ in range(3)] == [False] * 3
+
+
+def test_growth_that_was_gone_at_the_next_look_is_given_back_once_more(machine: Machine) -> None:
+    watch = Watch()
+    machine.after(watch, 500 * MB)
+    assert machine.after(watch, 1000 * MB) and machine.after(watch, 800 * MB)
+    assert not machine.after(watch, 800 * MB) and machine.given == 2
 
 
 def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
