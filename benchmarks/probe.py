@@ -1,7 +1,8 @@
 """What only a fresh process can tell: the first steps, what they compiled, and peak memory.
 
 `probe()` runs `python -m benchmarks.probe WORKLOAD SYSTEM` twice with compile caches that are empty at the start: the
-first process is the cold one; the second finds what the first compiled, and its memory is the one worth comparing.
+first process is the cold one; the second finds what the first compiled, and goes on until its memory is worth
+comparing.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.workloads import Size
+import torch
 
-# Per process: enough to reach a steady state when shapes are constant. The first half is what a user meets, in the
-# second each step waits until what it wants compiled is compiled.
+from benchmarks.systems import SYSTEMS, no_wait
+from benchmarks.workloads import WORKLOADS, Size, Step
+
+# Per process. The first half is what a user meets, in the second each step waits until what it wants compiled is
+# compiled.
 STEPS = 8
+# Seconds of steps after those until memory is looked at, and while it is: choosing between two ways to run, and giving
+# back what the first steps left, take a few.
+SETTLE_S, LAST_S = 8.0, 3.0
 _CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")  # where the systems look for what was compiled before
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,8 +42,8 @@ class Sample:
     step_s: list[float]
     compilations: list[int | None]  # after each step, without the one of loading; None where nobody counts
     base_mb: float  # resident set once the system is loaded
-    peak_mb: float  # the largest resident set of the last steps
-    whole_peak_mb: float  # the largest resident set of all steps, compiling included
+    first_peak_mb: float  # the largest resident set of these steps, compiling included
+    steady_peak_mb: float | None  # the same of later ones, once the loop has run for a while; None if it has not
 
 
 @dataclass
@@ -65,13 +72,9 @@ def _forget_peak() -> None:
         return
 
 
-def sample(workload_name: str, system_name: str, size: Size) -> Sample:
-    """Run the workload for a few steps in this process, which must be fresh."""
-    import torch
-
-    from benchmarks.systems import SYSTEMS
-    from benchmarks.workloads import WORKLOADS
-
+def sample(workload_name: str, system_name: str, size: Size, settle_s: float = 0.0) -> Sample:
+    """Run the workload for a few steps in this process, which must be fresh, and then, if its memory in the steady
+    state is asked for, for `settle_s` seconds and somewhat more."""
     workload, system = WORKLOADS[workload_name], SYSTEMS[system_name]
     start = time.perf_counter()
     add_one = system.wrap(lambda x: x + 1)
@@ -85,14 +88,9 @@ def sample(workload_name: str, system_name: str, size: Size) -> Sample:
     step = workload.build(system.wrap, size)
     seconds: list[float] = []
     compilations: list[int | None] = []
-    whole_peak = 0.0
-    start = time.perf_counter()
     with system.enter():
         for number in range(STEPS):
-            if number == STEPS // 2:
-                whole_peak = _resident_mb("VmHWM")
-                _forget_peak()
-                start = time.perf_counter()
+            start = time.perf_counter()
             result = step()
             system.sync()
             seconds.append(time.perf_counter() - start)
@@ -101,13 +99,29 @@ def sample(workload_name: str, system_name: str, size: Size) -> Sample:
                 system.finish()
             count = system.compilations()
             compilations.append(None if count is None or loaded is None else count - loaded)
-            start = time.perf_counter()
-    peak = _resident_mb("VmHWM")
-    return Sample(load_s, seconds, compilations, base, peak, max(peak, whole_peak))
+        first_peak = _resident_mb("VmHWM")
+        steady_peak = None
+        if settle_s:
+            sync = no_wait if workload.trains else system.sync  # training has read its loss, and does no more in a loop
+            _run_for(settle_s, step, sync)
+            _forget_peak()
+            _run_for(LAST_S, step, sync)
+            steady_peak = _resident_mb("VmHWM")
+    return Sample(load_s, seconds, compilations, base, first_peak, steady_peak)
 
 
-def probe(workload: str, system: str, size: Size = "full", timeout_s: float = 900.0) -> Probe:
-    """Both samples of a workload in a system.
+def _run_for(seconds: float, step: Step, sync: Callable[[], None]) -> None:
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        result = step()
+        sync()
+        del result
+
+
+def probe(
+    workload: str, system: str, size: Size = "full", settle_s: float = SETTLE_S, timeout_s: float = 900.0
+) -> Probe:
+    """Both samples of a workload in a system. The second goes on for `settle_s` seconds until memory is looked at.
 
     Raises RuntimeError with the last line that the process wrote if it fails or takes longer than `timeout_s`.
     """
@@ -115,8 +129,8 @@ def probe(workload: str, system: str, size: Size = "full", timeout_s: float = 90
         environment = {name: value for name, value in os.environ.items() if name != "FUSED_EAGER_CACHE"}
         environment.update({name: str(Path(folder, name.lower())) for name in _CACHES})
         command = [sys.executable, "-m", "benchmarks.probe", workload, system, "--size", size]
-        samples = [_fresh(command, environment, timeout_s) for _ in range(2)]
-    return Probe(*samples)
+        cold = _fresh(command, environment, timeout_s)
+        return Probe(cold, _fresh([*command, "--settle", str(settle_s)], environment, timeout_s))
 
 
 def _fresh(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> Sample:
@@ -135,8 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("workload")
     parser.add_argument("system")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--settle", type=float, default=0.0, metavar="SECONDS")
     args = parser.parse_args(argv)
-    print(json.dumps(asdict(sample(args.workload, args.system, args.size))))
+    print(json.dumps(asdict(sample(args.workload, args.system, args.size, args.settle))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def _as_it_is(function: Any) -> Any:
     return function
 
 
-def _no_wait() -> None:
+def no_wait() -> None:
     """Plain PyTorch on the CPU has finished when it returns."""
 
 
@@ -29,9 +29,9 @@ class System:
     name: str
     about: str
     enter: Callable[[], AbstractContextManager[Any]]
-    sync: Callable[[], None] = _no_wait
-    wait: Callable[[], None] = _no_wait  # until what runs has run, wherever its results lie
-    finish: Callable[[], None] = _no_wait  # until nothing is being compiled any more
+    sync: Callable[[], None] = no_wait
+    wait: Callable[[], None] = no_wait  # until what runs has run, wherever its results lie
+    finish: Callable[[], None] = no_wait  # until nothing is being compiled any more
     wrap: Wrap = _as_it_is
     compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
     same_random: bool = True  # draws the random numbers that plain eager draws

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.measure import Timing
-from benchmarks.probe import Probe
+from benchmarks.probe import Probe, Sample
 
 LEGEND = """\
 eager: milliseconds per step, the median over rounds (and the interquartile range).
@@ -17,7 +17,8 @@ Other systems: time against eager in the same round, the median (and the interqu
 first step: seconds in a fresh process with empty compile caches, loading the system + the first step; then, after
   the slash, the first step of the next process, which finds the caches filled.
 compiled: regions (for torch.compile: graphs) that the fresh process compiled in its first step + in all later ones.
-memory: peak resident set of a steady step above the loaded system's, in MiB for eager and against eager for others.
+memory: peak resident set above the loaded system's, in MiB for eager and against eager for others: of a loop that has
+  run for a while and, after the slash, of the first steps.
 A * marks a system that still compiled while it was timed."""
 
 
@@ -75,12 +76,20 @@ def _memory(row: Row, name: str) -> str:
     probe, plain = row.probes.get(name), row.probes.get("eager")
     if probe is None:
         return "-"
-    above = probe.warm.peak_mb - probe.warm.base_mb
+    ours, eager = _peaks(probe.warm), _peaks(plain.warm) if plain else (math.nan, math.nan)
     if name == "eager":
-        return _number(above)
-    reference = plain.warm.peak_mb - plain.warm.base_mb if plain else math.nan
+        return " / ".join(map(_number, ours))
     # A few MiB above the base are allocator noise, and a ratio of noise says nothing.
-    return f"{above / reference:.2f}x" if reference > 10 else f"{above:+.0f} MiB"
+    return " / ".join(
+        f"{above / reference:.2f}x" if reference > 10 else f"{above:+.0f} MiB"
+        for above, reference in zip(ours, eager, strict=True)
+    )
+
+
+def _peaks(sample: Sample) -> tuple[float, float]:
+    """Above the loaded system, in MiB: of a loop that has run for a while, and of the first steps."""
+    steady = math.nan if sample.steady_peak_mb is None else sample.steady_peak_mb
+    return steady - sample.base_mb, sample.first_peak_mb - sample.base_mb
 
 
 def render(rows: Sequence[Row], systems: Sequence[str]) -> str:

@@ -187,13 +187,13 @@ def test_other_random_numbers_are_tolerated_only_where_a_system_draws_its_own() 
     assert not measure.compare(WORKLOADS["mlp_adam_loop"], SYSTEMS["compile"], ours, plain)[1]
 
 
-def a_sample(base: float, peak: float, compiled: list[int | None]) -> probe.Sample:
-    return probe.Sample(0.5, [2.0, 1.0], compiled, base, peak, peak)
+def a_sample(base: float, first: float, steady: float, compiled: list[int | None]) -> probe.Sample:
+    return probe.Sample(0.5, [2.0, 1.0], compiled, base, first, steady)
 
 
 def test_probes_become_columns() -> None:
-    plain = a_sample(100.0, 200.0, [None, None])
-    ours = a_sample(300.0, 420.0, [7, 9])
+    plain = a_sample(100.0, 300.0, 200.0, [None, None])
+    ours = a_sample(300.0, 600.0, 420.0, [7, 9])
     row = table.Row("gpt_adamw", "", True, {"eager": measure.Timing(0.1, 0.01, 1.0, 0.0)})
     row.timings["fused"] = measure.Timing(0.05, 0.001, 0.5, 0.02)
     row.probes = {"eager": probe.Probe(plain, plain), "fused": probe.Probe(ours, ours)}
@@ -204,7 +204,7 @@ def test_probes_become_columns() -> None:
     assert cells["fused"] == "0.50 (0.02)"
     assert cells["first step fused"] == "0.50 + 2.00 / 2.00"
     assert cells["compiled fused"] == "7 + 2"
-    assert (cells["memory eager"], cells["memory fused"]) == ("100", "1.20x")
+    assert (cells["memory eager"], cells["memory fused"]) == ("100 / 200", "1.20x / 1.50x")
     assert failure == "gpt_adamw, strict, in a fresh process: killed"
 
 
@@ -222,12 +222,13 @@ def test_summary_keeps_training_apart() -> None:
 
 
 def test_fresh_processes_tell_first_steps_and_memory() -> None:
-    told = probe.probe("mlp_adam_loop", "eager", "tiny")
+    told = probe.probe("mlp_adam_loop", "eager", "tiny", settle_s=0.1)
     for sample in (told.cold, told.warm):
         assert len(sample.step_s) == len(sample.compilations) == probe.STEPS
         assert min(sample.step_s) > 0
-        assert 0 < sample.base_mb <= sample.whole_peak_mb
-        assert sample.peak_mb <= sample.whole_peak_mb
+        assert 0 < sample.base_mb <= sample.first_peak_mb
+    assert told.cold.steady_peak_mb is None  # the first process ends after its first steps
+    assert 0 < (told.warm.steady_peak_mb or 0.0) <= 1.1 * told.warm.first_peak_mb
 
 
 def test_failing_fresh_process_is_named_by_its_last_line() -> None:
