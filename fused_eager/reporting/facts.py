@@ -48,6 +48,7 @@ class Facts:
     lengths: dict[str, str] = field(default_factory=dict)
     launches: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of flushes, by plan
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
+    refused: list[dict[str, Any]] = field(default_factory=list)  # by it
     failures: list[dict[str, Any]] = field(default_factory=list)
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
     built: list[Built] = field(default_factory=list)
@@ -269,6 +270,9 @@ class Adder:
 
     def _cache_load(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.loads.append(d)
+
+    def _cache_refused(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.refused.append(d)
 
     def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.mismatches.append(d)

@@ -186,6 +186,11 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "cache-refused",
+            "A region was compiled that the compile cache cannot keep, so each process compiles it anew.",
+            (Field("region", "text", "the region in words"), Field("detail", "text", "why")),
+        ),
+        Kind(
             "lengths",
             "The length of a stream keeps changing, and whether one executable will do for all of them was found out.",
             (

@@ -73,6 +73,12 @@ def facts_lines(f: Facts) -> list[str]:
             f"loaded: {len(f.loads)} regions from the compile cache in {duration(spent)}; compiling them had taken "
             f"{duration(saved)}"
         )
+    if f.refused:
+        first = f.refused[0]
+        lines.append(
+            f"not kept: {len(f.refused)} regions, which the next process will have to compile again; "
+            f"{first['region']}: {first['detail']}"
+        )
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
     donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
     scratch = sum(r.data.get("scratch_bytes", 0) * r.count for r in f.regions)

@@ -92,6 +92,14 @@ def test_a_way_that_another_process_measured_is_told_as_such() -> None:
     assert "before, by another process" in log.report.html()
 
 
+def test_what_the_compile_cache_does_not_keep_is_told_with_the_reason() -> None:
+    log = Log()
+    assert "not kept" not in str(log.report)
+    log.tell("cache-refused", region="3 ops from a.py:1", detail="nothing is known of it")
+    assert "not kept: 1 regions, which the next process will have to compile again; 3 ops" in str(log.report)
+    assert "nothing is known of it" in str(log.report)
+
+
 def test_a_log_that_ends_while_compiling_says_what() -> None:
     log = _two_rounds()
     log.tell("compiling", region="12 ops from train.py:3")
