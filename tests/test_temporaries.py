@@ -1,4 +1,4 @@
-"""Temporaries: regions that would take more at once than the heap keeps are cut in front of products, others are not."""
+"""Temporaries: a region that would take more at once than the heap keeps is cut in front of products, no other is."""
 
 from __future__ import annotations
 
