@@ -40,7 +40,7 @@ class Compiled:
     alive: tuple[int, ...]
     donated: tuple[int, ...]
     flags: str
-    continues: bool = False  # it follows a like one in its plan, so its first line says nothing about earlier rounds
+    continues: bool = False  # it was cut off from another in its plan, so its first line says nothing of earlier rounds
 
 
 @dataclass(frozen=True, slots=True)

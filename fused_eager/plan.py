@@ -45,7 +45,7 @@ class Region:
     """Nodes that run as one, in canonical order where XLA runs them; `in_program_order` is how the user wrote them.
 
     `inputs`, `outputs` are value numbers; `donated` are positions among the inputs, the k-th of which makes room for
-    the k-th output. With `continues`, it was cut off from what is before it, which is the same ops once more.
+    the k-th output. With `continues`, it was cut off from what is before it, which belongs to the same piece of work.
     """
 
     nodes: tuple[int, ...]
@@ -154,6 +154,8 @@ def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
     return kept[::-1]
 
 
+# Cuts within what is one piece of work for the program.
+_CONTINUED = ("region.repeat", "region.memory")
 Group = tuple[str, list[int], Reason]
 
 
@@ -233,7 +235,7 @@ def _connect(
         heirs = set(given.values())
         outputs = [*given.values(), *(v for v in outputs if v not in heirs)]
         donated = tuple(p for p, v in enumerate(inputs) if v in given)
-        continues = g > 0 and groups[g - 1][2].code == "region.repeat"
+        continues = g > 0 and groups[g - 1][2].code in _CONTINUED
         regions.append(Region(tuple(members), tuple(inputs), tuple(outputs), donated, how, why, continues))
         drops.append(tuple(dying))
     return Plan(tuple(regions), tuple(drops))
