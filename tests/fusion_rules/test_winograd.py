@@ -158,3 +158,19 @@ def test_nothing_is_turned_between_two() -> None:
     between = [line for line in text.splitlines() if re.search(r"= f32\S* maximum\(", line)]
     by_pixels = r"f32\[4,32,12,12\]\{1,3,2,0\}|f32\[4,12,12,32\]\{3,2,1,0\}"
     assert len(between) == 1 and re.search(by_pixels, between[0]), between
+
+
+def test_weights_do_not_wait_from_the_beginning_on() -> None:
+    """A net of eight layers takes no more memory at once than one of two, whose weights would be fewer."""
+    win = window((8, 8), (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, spec_of(torch.empty(1)))
+
+    def net(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.maximum(Winograd().forward(win, x, w), 0)
+        return x
+
+    x, w = np.ones((16, 64, 8, 8), np.float32), np.ones((64, 64, 3, 3), np.float32)
+    two, eight = (
+        jax.jit(net).lower(x, *[w] * layers).compile().memory_analysis().temp_size_in_bytes for layers in (2, 8)
+    )
+    assert eight < two + w.nbytes
