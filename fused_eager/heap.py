@@ -2,9 +2,10 @@
 
 Memory that is freed and taken again at once should not go to the system in between: each new page is a fault, which
 takes longer than most regions need to fill it. glibc learns that by itself, from the largest block that the program
-has freed, but never for one above `LARGE`. Regions are cut so that their temporaries take less (`temporaries`), and
-here glibc is taught once for all sizes that it can learn, and to keep the last heap of a thread when nothing is left in
-it.
+has freed, but never for one above `LARGE`. Here it is taught once for all sizes that it can learn, told to keep what
+fits into the heap of a thread (2.36 takes that, older ones refuse), and to keep the last of those when nothing is left
+in it.
+Regions are cut so that their temporaries take less (`temporaries`).
 
 A region's results are allocated by XLA, wait for their turn to be freed among buffers of torch's, and leave gaps that
 glibc neither fills nor returns by itself: training a small GPT, the resident set grew by 6 MB in a step, for hundreds
@@ -25,9 +26,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LARGE = 32 << 20  # bytes from which on glibc asks the system each time (DEFAULT_MMAP_THRESHOLD_MAX)
+LARGE = 32 << 20  # bytes from which on glibc asks the system each time, by itself (DEFAULT_MMAP_THRESHOLD_MAX)
 HEAP = 2 * LARGE  # bytes of one of the heaps that a thread's memory is taken from (HEAP_MAX_SIZE)
-_TOP_PAD = -2  # what `mallopt` calls the memory to keep at the end of a heap
+LARGEST = HEAP - (4 << 20)  # bytes of a block that fits into one, with something beside it
+_TOP_PAD, _MMAP_THRESHOLD = -2, -3  # what `mallopt` calls the memory to keep at the end of a heap, and such a limit
 EVERY, PART = 2.0, 0.01  # seconds between two looks, at least, and the part of all time that giving back may take
 GROWN, ROOM = 1.05, 16 << 20  # so many times what it was, and so many bytes more, is growth
 _THRESHOLDS = ("mmap_threshold", "trim_threshold", "top_pad", "mmap_max")
@@ -46,7 +48,7 @@ def libc(name: str) -> Callable[..., int | None] | None:
 
 
 @functools.cache
-def keep_blocks() -> None:
+def keep_blocks() -> int:
     """Teach glibc to keep what is freed, as it does in any program that has once freed a block just below `LARGE`.
 
     A thread's memory comes from heaps of `HEAP` bytes, and where the last one has become empty glibc unmaps it, unless
@@ -54,13 +56,18 @@ def keep_blocks() -> None:
     heap is luck: a training step of an MLP had 1,500 faults in one process of three, or none.
 
     Where the user has set any of glibc's thresholds (`MALLOC_MMAP_THRESHOLD_` and the like), nothing is done.
+
+    Returns:
+        The bytes from which on a block comes from the system each time, if all is well.
     """
     malloc, free, set_option = libc("malloc"), libc("free"), libc("mallopt")
     if malloc is None or free is None or _is_set_by_user():
-        return
+        return LARGE
     free(ctypes.c_void_p(malloc(ctypes.c_size_t(LARGE - 16 * mmap.PAGESIZE))))
-    if set_option is not None:
-        set_option(_TOP_PAD, HEAP)  # only now: from then on glibc learns nothing
+    if set_option is None:
+        return LARGE
+    set_option(_TOP_PAD, HEAP)  # only now: from then on glibc learns nothing
+    return LARGEST if set_option(_MMAP_THRESHOLD, LARGEST) else LARGE
 
 
 def _is_set_by_user() -> bool:

@@ -153,11 +153,13 @@ def work():
     print(min([faults() for _ in range(6)][1:]))
 
 
-heap.keep_blocks()
+kept = heap.keep_blocks() >> 20
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
+
+BLOCKS = HEAPS.replace("taken.extend(take(18) for _ in range(3))", "pass").replace("take(20)", "take(kept - 1)")
 
 
 def _faults(program: str, **environment: str) -> int:
@@ -173,6 +175,12 @@ def _faults(program: str, **environment: str) -> int:
 @glibc
 def test_a_heap_with_nothing_left_in_it_is_kept() -> None:
     assert _faults(HEAPS) < 100
+
+
+@glibc
+def test_blocks_are_kept_up_to_the_size_that_is_promised() -> None:
+    assert _faults(BLOCKS) < 100
+    assert _faults("from fused_eager import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
 
 
 @glibc
