@@ -33,13 +33,13 @@ def held() -> int:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says how many there are")
 def test_executables_are_forgotten_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit = tmp_path / "max_map_count"
-    limit.write_text(str(int((held() + 300) / mappings.SHARE)))
+    limit.write_text(str(int((held() + 150) / mappings.SHARE)))
     monkeypatch.setattr(mappings, "_LIMIT", limit)
     monkeypatch.setattr(mappings, "_calls", itertools.count(1))
-    expected = programs(0, 75)
+    expected = programs(0, 40)
     before = held()
     with stable_shapes(), events("forgotten") as seen, fused_eager(mode="fused"):
-        got = programs(0, 75)
+        got = programs(0, 40)
         assert got == pytest.approx(expected, rel=1e-5)
         assert seen and seen[0].data["maps"] > before
         assert held() < before + 2000
