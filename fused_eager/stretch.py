@@ -1,8 +1,8 @@
 """A stretch: the ops between two reads of the program, what they took each way, and which way is kept.
 
 A few of them are timed fused, a few natively, and the faster way is kept; now and then the other one gets another
-chance. Where a stretch suddenly takes twice as long, or half, it is another one than it was: both ways are measured
-again.
+chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a stretch
+suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
 What was chosen is owed to the compile cache, and what another process chose may be offered by it (`choices`): it is
 then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,7 @@ CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy mom
 FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
 # The other way is tried again after the time of so many stretches: after a close call, after any other; then doubled
 # each time. And not before what it cost to try it is so small a part of the time since.
-SOON, AGAIN, LONGEST = 64, 256, 16_384
+SOON, AGAIN, LONGEST = 16, 256, 16_384
 LOSS = 0.02
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 BLINK = 1e-3  # seconds: what is shorter may take twice as long at any time
@@ -63,20 +64,20 @@ class Times:
     """
 
     def __init__(self) -> None:
-        self.by_end: dict[Place, list[float]] = {}
+        self.by_end: dict[Place, deque[float]] = {}  # the last `MOST` of each
         self.count = 0
         self.spent = 0.0  # seconds, all of them together
 
     def add(self, end: Place, seconds: float) -> None:
         """One more."""
         if self.count:
-            self.by_end.setdefault(end, []).append(seconds)
+            self.by_end.setdefault(end, deque(maxlen=MOST)).append(seconds)
         self.count += 1
         self.spent += seconds
 
-    def of(self, end: Place) -> list[float]:
+    def of(self, end: Place) -> Sequence[float]:
         """Those that ended there."""
-        return self.by_end.get(end, [])
+        return self.by_end.get(end, ())
 
     def usual(self) -> Place:
         """Where most of them ended."""
@@ -103,9 +104,16 @@ class Times:
     def copy(self) -> Times:
         """The same, which go on alone."""
         other = Times()
-        other.by_end = {end: list(times) for end, times in self.by_end.items()}
+        other.by_end = {end: times.copy() for end, times in self.by_end.items()}
         other.count, other.spent = self.count, self.spent
         return other
+
+    def keep(self, end: Place, samples: int) -> None:
+        """As if the last ones that ended there, and the one before them, were all that have been timed."""
+        last = list(self.of(end))[1 - samples :]
+        self.clear()
+        for seconds in (*last[:1], *last):
+            self.add(end, seconds)
 
     def clear(self) -> None:
         """Begin again."""
@@ -131,6 +139,11 @@ class Choice:
     def best(self) -> float:
         """What a stretch takes the way that was chosen."""
         return self.native_s if self.native else self.fused_s
+
+    @property
+    def worst(self) -> float:
+        """What it takes the other way; 0 if that is not known."""
+        return self.fused_s if self.native else self.native_s
 
     @property
     def is_close(self) -> bool:
@@ -165,8 +178,8 @@ class Stretch:
 
     def took(self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = ()) -> Times | None:
         """One of them is over. Returns where it was counted."""
+        times = self.native if native else self.fused
         if self.chosen is None:
-            times = self.native if native else self.fused
             times.add(end, seconds)
             if not native:
                 self.ran[end] = ran = tuple(flushes)
@@ -174,11 +187,17 @@ class Stretch:
                     self.asked.add(ran)
                     self.owed.append((ran, end, None))
             return times
-        if native is self.chosen and end == self.end and not self.steady.holds(seconds):
+        if native is not self.chosen or end != self.end:
+            return None
+        if not self.steady.holds(seconds):
             self.chosen, self.length = None, 0
             self._forget(self.fused)
             self._forget(self.native)
-        return None
+            return None
+        if self.trying:
+            return None
+        times.add(end, seconds)
+        return times
 
     def share(self, size: int) -> float:
         """By what the time of one of such a size is to be multiplied, to compare it with that of others."""
@@ -225,7 +244,9 @@ class Stretch:
             return bool(self.chosen)
         if self.chosen is not None:
             if not self.trying:
-                self._forget(self.fused if self.chosen else self.native)
+                kept, other = (self.native, self.fused) if self.chosen else (self.fused, self.native)
+                kept.keep(self.end, self._samples)
+                self._forget(other)
             self.chosen, self.trying = None, False
         self.end = (self.fused if self.fused.count else self.native).usual()
         if not self._suffices(self.fused, self.native):
@@ -235,7 +256,11 @@ class Stretch:
     def _suffices(self, times: Times, other: Times) -> bool:
         """Whether one way has been tried often enough: to find that it is still the slower one, or by far, once is."""
         slower = self._takes(times) > (CLOSE if self.length else FAR) * self._takes(other) > 0
-        return slower or times.suffice(self.end, 2 * SAMPLES if self.size else SAMPLES)
+        return slower or times.suffice(self.end, self._samples)
+
+    @property
+    def _samples(self) -> int:
+        return 2 * SAMPLES if self.size else SAMPLES
 
     def _takes(self, times: Times) -> float:
         """How long one takes: where lengths change, the fastest one had a length that suits it."""
@@ -261,7 +286,8 @@ class Stretch:
 
     def _settle_on(self, choice: Choice, remembered: bool) -> bool:
         slower = self.fused if choice.native else self.native
-        lost = max(slower.spent - slower.count * choice.best, 0.0)
+        # The second: those that ended elsewhere may have been much shorter.
+        lost = max(slower.spent - slower.count * choice.best, slower.count * (choice.worst - choice.best))
         first = (SOON if choice.is_close else AGAIN) * choice.best
         self.length = max(first, min(2 * self.length, LONGEST * choice.best), lost / LOSS)
         self.chosen, self.until = choice.native, time.perf_counter() + self.length

@@ -141,10 +141,30 @@ def test_torch_below_our_mode_is_not_taken_for_another_stretch(monkeypatch: pyte
 def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a busy moment decided is not kept for as long as a clear choice."""
     clock, own = Clock(monkeypatch), Pace()
-    wrong = ways(clock, fused=1.0, native=1.125, stretches=len(MEASURED), own=own)
-    assert wrong == MEASURED
-    later = ways(clock, fused=1.0, native=0.8, stretches=SOON + 2 * SAMPLES, own=own)
-    assert not any(later[:SOON]) and all(later[SOON:])
+    wrong = ways(clock, fused=1.0, native=0.99, stretches=2 * SAMPLES, own=own)
+    assert wrong == MEASURED[: 2 * SAMPLES]
+    later = ways(clock, fused=0.8, native=0.99, stretches=4 * SOON, own=own)
+    began = later.index(False)
+    assert SOON <= began <= SOON + 2
+    again = [False] * SAMPLES + [True] * SAMPLES  # the second: torch alone
+    assert later[began:] == again + [False] * (4 * SOON - began - len(again))
+
+
+def test_the_other_way_is_compared_with_what_the_kept_one_takes_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused was chosen at a busy moment, and is as far ahead at a quiet one."""
+    clock, own = Clock(monkeypatch), Pace()
+    busy = ways(clock, fused=1.4, native=1.6, stretches=len(MEASURED) + 1, own=own)
+    assert busy == [*MEASURED, False]
+    quiet = ways(clock, fused=0.9, native=1.0, stretches=AGAIN, own=own)
+    assert any(quiet), "it has been tried again"
+    assert not any(quiet[-AGAIN // 4 :])
+
+
+def test_what_contexts_take_to_leave_counts_where_the_way_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ran = [one_step(clock, HERE, 0.5, 1.0, 0.4) for _ in range(AGAIN)]
+    ran += [one_step(clock, HERE, 0.5, 0.7, 0.4) for _ in range(AGAIN)]
+    assert not any(ran[len(MEASURED) : 2 * len(MEASURED)]) and all(ran[-AGAIN // 4 :])
 
 
 def test_fused_has_to_be_faster_than_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
