@@ -62,6 +62,11 @@ class Config:
     native: Literal["measured", "never"] = _row(
         "measured", "run ops natively between two reads of values where that was measured to be faster (in mode fused)"
     )
+    follower: Literal["auto", "python", "compiled"] = _row(
+        "auto",
+        "who follows ops that come again: C++ as soon as it is built, in the background where there is a compiler; "
+        "Python; or C++, which the program waits for (in mode fused)",
+    )
     report: str = _row("", "file that the event log is written to as the program runs; empty: none")
     cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing")
     cache_dir: str = _row("", "folder of this host's compiled regions; empty: fused_eager in the XDG cache folder")

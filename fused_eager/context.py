@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import background, guards, run, site, threads
+from . import background, follower, guards, run, site, threads
 from .aside import entered, turned
 from .caching import keeper
 from .config import Config, resolve
@@ -142,6 +142,7 @@ class fused_eager:
     @staticmethod
     def _open(config: Config, place: Any) -> None:
         keeper(config)
+        follower.enter(config)
         door = FrontDoor(config)
         if "torch._dynamo.trace_rules" in sys.modules:
             guards.hide_from_dynamo()
@@ -183,5 +184,6 @@ class fused_eager:
             run.settle_all(Reason("cut.options"), only=door.stream)
         else:
             keeper(config)
+            follower.enter(config)
             run.flush(door.stream, Reason("cut.options"))
         door.stream.config = config

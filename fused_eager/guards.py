@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import aside, native, run, site, telling
+from . import aside, follower, native, run, site, telling
 from .buffers import LOCK, TABLE, storage_of
 from .intercept import looked_at, passed_sync, stepped
 from .quiet import adopt, inside, stack, without
@@ -169,6 +169,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
         door = current_door()
         if door is not None:
             aside.read(door)
+            follower.attend()
         return number
 
     return read
@@ -336,6 +337,7 @@ def cut(reason: Reason) -> None:
     if door is not None and not door.aside and door.stream.config.mode == "fused":
         passed_sync(door.stream)
         run.flush(door.stream, reason)
+        follower.attend()
 
 
 def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -71,7 +71,7 @@ class Skeletons:
 SKELETONS = Skeletons()
 
 
-@dataclass
+@dataclass(slots=True)
 class Spell:
     """How one thread's recent streams fared, and for how many sync points it still runs ops natively."""
 

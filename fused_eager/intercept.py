@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import background, choices, native, quiet, record, run, site
+from . import background, choices, follower, native, quiet, record, run, site
 from .aside import Turns, turned
 from .buffers import LOCK
 from .calls import shape_of
@@ -331,6 +331,7 @@ def enter_child() -> None:
     """In a forked child: every op runs natively from here on."""
     global _in_child
     _in_child = True
+    follower.close()
 
 
 def _print(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def forget() -> None:
         table.clear()
 
 
-@dataclass
+@dataclass(slots=True)
 class Pace:
     """The way in which a thread runs now, and since when."""
 

@@ -246,8 +246,14 @@ class Streams:
 STREAMS = Streams()
 
 
-@dataclass(eq=False)
-class Stream:
+class _Referable:
+    """What may be referred to weakly although it has slots."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class Stream(_Referable):
     """The append-only record of one thread since its last flush.
 
     Values are numbered in the order of their appearance (`vid`), inputs and results alike, so that equal programs

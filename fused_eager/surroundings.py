@@ -24,7 +24,7 @@ from fused_eager.cache import Origin, Unencodable
 from fused_eager.fusion_rules.cores import usable_cores
 from fused_eager.fusion_rules.precision import switches
 
-from . import canonical, executable, forms, images, lower, row_blocks, scratch, straight_line, xla
+from . import canonical, executable, follower, forms, images, lower, row_blocks, scratch, straight_line, xla
 from . import compile as compiling
 
 # JAX's options that change what is traced or how XLA compiles it.
@@ -147,10 +147,12 @@ def parts(bounds: bool, salt: str) -> dict[str, Any]:
 def of_choice(salt: str, torch_threads: int) -> dict[str, Any]:
     """The named parts of the key of a choice besides the regions, whose own keys say which options they were made with.
 
-    How fast ATen is depends on its threads. Raises Unencodable as `parts` does.
+    How fast ATen is depends on its threads, and how fast ops are recorded on who follows them. Raises Unencodable as
+    `parts` does.
     """
     found = _of_process()
-    return {**found, "threads": {**found["threads"], "torch": torch_threads}, "salt": salt}
+    threads = {**found["threads"], "torch": torch_threads}
+    return {**found, "threads": threads, "follower": "compiled" if follower.is_open() else "python", "salt": salt}
 
 
 def origin() -> Origin:

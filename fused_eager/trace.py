@@ -49,6 +49,7 @@ class Step:
     __slots__ = (
         "call",
         "children",
+        "compiled",
         "default",
         "depth",
         "info",
@@ -68,6 +69,7 @@ class Step:
         self.vids = vids  # values of the stream after this op
         self.depth = depth  # ops of the stream up to and with this one; 0 is the root
         self.default = torch.get_default_dtype()  # some ops read it
+        self.compiled: object = None  # what the compiled front door has made of it; False: it leaves it to Python
         self.children: dict[Hashable, Step] = {}
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here

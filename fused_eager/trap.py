@@ -57,7 +57,7 @@ def _find_pointer() -> int | None:
     return next((i for i in range(0, _STRUCT_BYTES, 8) if words[i : i + 8] == own), None)
 
 
-_OFFSET = _find_flags()
+FLAGS_AT = _find_flags()  # in `StorageImpl`, in bytes
 _POINTER = _find_pointer()
 # The process's memory as bytes: a slice of it is set five times as fast as by a call through ctypes.
 _memory = memoryview((ctypes.c_ubyte * sys.maxsize).from_address(0)).cast("B")
@@ -65,19 +65,19 @@ _memory = memoryview((ctypes.c_ubyte * sys.maxsize).from_address(0)).cast("B")
 
 def arm(storage: torch.UntypedStorage) -> None:
     """Make every access to the data of `storage` raise RuntimeError."""
-    at = storage._cdata + _OFFSET
+    at = storage._cdata + FLAGS_AT
     _memory[at : at + 3] = ARMED
 
 
 def disarm(storage: torch.UntypedStorage) -> None:
     """Allow access again."""
-    at = storage._cdata + _OFFSET
+    at = storage._cdata + FLAGS_AT
     _memory[at : at + 3] = CLEAR
 
 
 def is_armed(storage: torch.UntypedStorage) -> bool:
     """Whether access raises now."""
-    return ctypes.string_at(storage._cdata + _OFFSET, 3) == ARMED
+    return ctypes.string_at(storage._cdata + FLAGS_AT, 3) == ARMED
 
 
 def address_of(storage: torch.UntypedStorage) -> int:
@@ -89,7 +89,7 @@ def address_of(storage: torch.UntypedStorage) -> int:
 
 def is_special(storage: torch.UntypedStorage) -> bool:
     """Whether torch itself watches accesses to this storage (copy-on-write, FakeTensor)."""
-    return ctypes.string_at(storage._cdata + _OFFSET, 1) != b"\x00"
+    return ctypes.string_at(storage._cdata + FLAGS_AT, 1) != b"\x00"
 
 
 def self_test() -> str | None:

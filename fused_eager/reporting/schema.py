@@ -142,6 +142,15 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "follower",
+            "What became of the compiled follower, which follows ops that come again in C++.",
+            (
+                Field("what", "text", "built (by a compiler, in the background), taken up, or failed"),
+                Field("why", "text", "why ops are not followed in C++; empty where they are"),
+                Field("seconds", "number", "what it took"),
+            ),
+        ),
+        Kind(
             "came",
             "A stream came in a form that had not come before, and ATen runs it until it comes again and is compiled.",
             (

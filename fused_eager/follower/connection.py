@@ -1,0 +1,92 @@
+"""Connecting the compiled follower with the runtime's objects: which they are, and what it asks in Python."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch._ops import OpOverload
+
+from fused_eager import buffers, intercept, pace, pending, run, site, trap, unwritten
+from fused_eager.config import Config
+from fused_eager.hotness import Spell
+from fused_eager.opinfo import Kind, OpInfo, info_of
+from fused_eager.stream import DeviceInput, NativeInput, Node, Stream
+from fused_eager.trace import Step
+
+from .build import NAME
+
+# The numbers are those of `Treatment` in kernels.cpp. What is not here goes to Python.
+VIEW, COMPUTE, NATIVE_AT_MOST = 1, 2, 3
+TREATMENT = {
+    Kind.VIEW: VIEW,
+    Kind.ALLOCATE: VIEW,
+    Kind.COMPUTE: COMPUTE,
+    Kind.RANDOM: NATIVE_AT_MOST,
+    Kind.CHECK: NATIVE_AT_MOST,
+}
+
+
+def treatment_of(name: str, overload: str) -> tuple[OpInfo | None, bool, int]:
+    """What is known of an overload of `aten`, whether it writes a list, and how it is treated."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    op = getattr(packet, overload or "default", None)
+    if not isinstance(op, OpOverload):
+        return None, False, 0
+    info = info_of(op)
+    return info, info.writes_list, TREATMENT.get(info.kind, 0)
+
+
+def settings_of(config: Config) -> tuple[bool, bool, bool, int]:
+    """What it has to know of a context's options."""
+    follows = config.mode == "fused" and config.follower != "python" and config.log != "ops"
+    return follows, config.measures, config.islands == "allow", config.max_pending
+
+
+def load(path: Path) -> ModuleType:
+    """Load what has been built, and register its kernels.
+
+    Raises:
+        ImportError, RuntimeError, AttributeError: it was made for another torch, or another state of the runtime.
+    """
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.connect(
+        **{kind.__name__: kind for kind in _CLASSES},
+        table=buffers.TABLE,
+        backlog=run.BACKLOG,
+        site=vars(site),
+        acquire=buffers.LOCK.acquire,
+        release=buffers.LOCK.release,
+        native_input=pending.native_input,
+        device_input=pending.device_input,
+        with_scalars=Node.with_scalars,
+        treatment_of=treatment_of,
+        settings_of=settings_of,
+        is_internal=site.is_internal,
+        flags_at=trap.FLAGS_AT,
+        unwritten=unwritten.address(),
+        unwritten_least=unwritten.LEAST,
+        unwritten_most=unwritten.MOST,
+    )
+    module.open(True)
+    atexit.register(module.open, False)  # a thread that goes on would look for an interpreter
+    return module
+
+
+_CLASSES = (
+    intercept.FrontDoor,
+    buffers.Buffer,
+    Stream,
+    Step,
+    Node,
+    pace.Pace,
+    Spell,
+    DeviceInput,
+    NativeInput,
+)

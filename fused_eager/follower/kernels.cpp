@@ -1,0 +1,323 @@
+// Kernels of torch's key for Python, which spare the program the way into Python.
+//
+// Below autograd, where torch would enter `__torch_dispatch__`, each op of the namespace `aten` comes here first. If
+// our front door is the only mode of the thread, then a view goes on to ATen, as does what runs natively while nothing
+// is pending, and the op that came next last time is followed. Anything else, and everything where other modes or none are
+// on the stack, takes torch's way into Python as it would without these kernels.
+
+#include "follow.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/library.h>
+
+#include <chrono>
+
+namespace fused_eager {
+namespace {
+
+// What happens to an op here: the numbers are those of `__init__.py`.
+enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, UNKNOWN = -1 };
+
+struct Settings {  // of a `Config`
+  Ref config;
+  bool follows = false, measures = false, allows_islands = false;
+  int64_t max_pending = 0;
+};
+
+const Settings& settings_of(PyObject* config) {
+  static auto& last = *new Settings;  // never destroyed: it holds what is Python's
+  if (last.config.get() != config) {
+    const Ref found = checked(PyObject_CallOneArg(R.settings_of, config));
+    last.follows = is_true(PyTuple_GetItem(found.get(), 0));
+    last.measures = is_true(PyTuple_GetItem(found.get(), 1));
+    last.allows_islands = is_true(PyTuple_GetItem(found.get(), 2));
+    last.max_pending = number(PyTuple_GetItem(found.get(), 3));
+    last.config = Ref::borrowed(config);
+  }
+  return last;
+}
+
+// The runtime's lock, if nobody else has it.
+class Alone {
+ public:
+  Alone() : has_(is_true(checked(PyObject_CallOneArg(R.acquire, Py_False)).get())) {}
+  ~Alone() {
+    if (has_) Py_XDECREF(PyObject_CallNoArgs(R.release));
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+  explicit operator bool() const { return has_; }
+
+ private:
+  bool has_;
+};
+
+const c10::SafeKernelFunction* into_python = nullptr;  // torch's own kernel, which is a fallback for all ops
+const char* const CAPSULE = "fused_eager.compiled.step";
+
+void forget_step(PyObject* capsule) {
+  delete static_cast<CompiledStep*>(PyCapsule_GetPointer(capsule, CAPSULE));
+}
+
+CompiledStep* compiled(PyObject* step) {
+  PyObject* found = R.step.compiled.of(step);
+  return PyCapsule_CheckExact(found) ? static_cast<CompiledStep*>(PyCapsule_GetPointer(found, CAPSULE)) : nullptr;
+}
+
+PyObject* expected_of(PyObject* stream) {  // `Stream.expected`
+  PyObject* at = R.stream.at.of(stream);
+  return number(R.step.depth.of(at)) != 0 ? R.step.likely.of(at) : R.stream.guess.of(stream);
+}
+
+bool has_python_key(const IValue& a) {
+  if (a.isTensor()) return a.toTensor().defined() && a.toTensor().key_set().has(c10::DispatchKey::Python);
+  if (!holds_tensors(a)) return false;
+  for (const IValue& item : a.toListRef())
+    if (has_python_key(item)) return true;
+  return false;
+}
+
+bool nothing_is_pending() {
+  static PyObject* launches = name_of("launches");
+  return PyDict_GET_SIZE(R.table) == 0 && !is_true(checked(PyObject_GetAttr(R.backlog, launches)).get());
+}
+
+enum class Way { PYTHON, NATIVE, FOLLOWED };
+int64_t taken[3] = {0, 0, 0};  // how often each way was gone, by the ops of our front doors
+
+// What a call leaves behind that goes to Python and may be learned from.
+struct Lesson {
+  Ref stream, before;  // where the stream was
+  Stack arguments;
+
+  ~Lesson() {
+    if (!stream) return;
+    const Locked locked;
+    stream = Ref();
+    before = Ref();
+  }
+};
+
+// Adds the time of an op to what its front door is told to measure (`measuring`), unless Python does so.
+class Timed {
+ public:
+  explicit Timed(PyObject* door) : began_(std::chrono::steady_clock::now()) {
+    if (Py_TYPE(door) != R.front_door) timing_ = attribute(door, "timing");
+  }
+  void ends() const {
+    if (!timing_ || is_true(attribute(timing_.get(), "inside").get())) return;
+    const std::chrono::duration<double> here = std::chrono::steady_clock::now() - began_;
+    const Ref before = attribute(timing_.get(), "spent");
+    const Ref after = checked(PyFloat_FromDouble(PyFloat_AsDouble(before.get()) + here.count()));
+    checked(PyObject_SetAttrString(timing_.get(), "spent", after.get()));
+  }
+
+ private:
+  std::chrono::steady_clock::time_point began_;
+  Ref timing_;
+};
+
+struct Kernel final : c10::OperatorKernel {
+  mutable Ref info;  // the `OpInfo` of its op
+  mutable int64_t treatment = UNKNOWN;
+  mutable bool writes_list = false;
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    Way way = Way::PYTHON;
+    Lesson lesson;
+    if (R.open && c10::impl::TorchDispatchModeTLS::stack_len() == 1) {
+      const Locked locked;
+      const auto mode = c10::impl::TorchDispatchModeTLS::get_stack_at(0);
+      PyObject* door = mode->ptr(getPyInterpreter());
+      if (PyObject_TypeCheck(door, R.front_door)) {
+        const Timed timed(door);
+        way = decide(op, door, *stack, lesson);
+        ++taken[static_cast<int>(way)];
+        if (way == Way::FOLLOWED) return timed.ends();
+      }
+    }
+    if (way == Way::NATIVE) {
+      const Below below;
+      return op.callBoxed(stack);
+    }
+    into_python->callBoxed(op, keys, stack);
+    if (lesson.stream) {
+      const Locked locked;
+      learn(op, lesson);
+    }
+  }
+
+ private:
+  Way decide(const c10::OperatorHandle& op, PyObject* door, Stack& stack, Lesson& lesson) const {
+    static PyObject *const stream_name = name_of("stream"), *const lender = name_of("lender");
+    if (treatment == UNKNOWN) ask(op);
+    if (treatment == OTHER) return Way::PYTHON;
+    Ref held = checked(PyObject_GetAttr(door, stream_name));
+    PyObject* stream = held.get();
+    PyObject* pace = R.stream.pace.of(stream);
+    const Settings& settings = settings_of(R.stream.config.of(stream));
+    if (!settings.follows || is_true(R.other.pace_waiting.of(pace))) return Way::PYTHON;
+    const size_t count = op.schema().arguments().size();
+    const Arguments given(stack.data() + stack.size() - count, count);
+    for (const IValue& a : given)
+      if (has_python_key(a)) return Way::PYTHON;
+    if (is_true(R.other.spell_left.of(R.stream.spell.of(stream))) ||
+        (settings.measures && is_true(R.other.pace_native.of(pace))))
+      return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
+    if (treatment == VIEW) return Way::NATIVE;
+    if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
+    const Alone alone;
+    if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
+    if (follow(settings, stream, given, stack)) return Way::FOLLOWED;
+    lesson.before = Ref::borrowed(R.stream.at.of(stream));
+    lesson.arguments.assign(given.begin(), given.end());
+    lesson.stream = std::move(held);
+    return Way::PYTHON;
+  }
+
+  bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack) const {
+    static PyObject* const details = name_of("_details");
+    PyObject* step = expected_of(stream);
+    if (step == Py_None || R.step.info.of(step) != info.get() || R.stream.witnessed.of(stream) != Py_None) return false;
+    CompiledStep* known = compiled(step);
+    if (known == nullptr || (known->is_island && !settings.allows_islands) ||
+        known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
+        number(found(R.site, details)) != 0 ||  // somebody wants to know more of each line than is compared here
+        PyList_GET_SIZE(R.stream.nodes.of(stream)) + 1 >= settings.max_pending)
+      return false;
+    const Ref kept = Ref::borrowed(step);
+    Follower follower(*known, step, stream);
+    if (!follower.compare(given)) return false;
+    follower.record(stack);
+    return true;
+  }
+
+  void ask(const c10::OperatorHandle& op) const {
+    const Below below;
+    const auto& name = op.operator_name();
+    const Ref answer =
+        checked(PyObject_CallFunction(R.treatment_of, "ss", name.name.c_str(), name.overload_name.c_str()));
+    info = Ref::borrowed(PyTuple_GetItem(answer.get(), 0));
+    writes_list = is_true(PyTuple_GetItem(answer.get(), 1));
+    treatment = number(PyTuple_GetItem(answer.get(), 2));
+  }
+
+  // The step that Python has just made of a call, or found for it.
+  void learn(const c10::OperatorHandle& op, const Lesson& lesson) const {
+    PyObject* step = R.stream.at.of(lesson.stream.get());
+    if (step == lesson.before.get() || R.step.info.of(step) != info.get()) return;
+    CompiledStep* known = compiled(step);
+    if (known != nullptr && known->recorded.get() == R.step.operands.of(step)) return;
+    if (known == nullptr && R.step.compiled.of(step) != Py_None) return;  // it was tried
+    auto made = Learner(op, lesson.arguments, info.get(), step).learn();
+    if (made == nullptr) return R.step.compiled.set(step, Py_False);
+    Ref capsule = checked(PyCapsule_New(made.get(), CAPSULE, forget_step));
+    made.release();
+    R.step.compiled.give(step, std::move(capsule));
+  }
+};
+
+// ---- the module ---------------------------------------------------------------------------------------------------
+
+struct Names {  // the keyword arguments of `connect`
+  PyObject* given;
+  PyObject* of(const char* name) const {
+    PyObject* value = PyDict_GetItemString(given, name);
+    if (value == nullptr) throw std::runtime_error(std::string("connect: no ") + name);
+    return value;
+  }
+  PyObject* kept(const char* name) const {
+    PyObject* value = of(name);
+    Py_INCREF(value);
+    return value;
+  }
+};
+
+void find_slots(const Names& names) {
+  PyObject* type = names.of("Buffer");
+  R.buffer = {{type, "array"}, {type, "born_native"}, {type, "cdata"}, {type, "epoch"}, {type, "error"},
+              {type, "home"}, {type, "origin"}, {type, "previous"}, {type, "storage"}, {type, "stream"},
+              {type, "vacant"}, {type, "vid"}};
+  type = names.of("Stream");
+  R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "natives"},
+              {type, "nodes"}, {type, "pace"}, {type, "pending"}, {type, "reads"}, {type, "spell"},
+              {type, "unfinished"}, {type, "vids"}, {type, "witnessed"}};
+  type = names.of("Step");
+  R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
+            {type, "operands"}, {type, "then"}, {type, "vids"}};
+  type = names.of("Node");
+  R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
+  R.other = {{names.of("Pace"), "native"}, {names.of("Pace"), "waiting"}, {names.of("Spell"), "left"},
+             {names.of("DeviceInput"), "array"}, {names.of("DeviceInput"), "vid"}, {names.of("NativeInput"), "vid"}};
+}
+
+// Kernels for all of `aten`, for as long as the process lives: torch has no lock between an op's dispatch and a change
+// of its table, so that is done once and early, where a context is entered.
+void register_kernels() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto other = dispatcher.findSchemaOrThrow("profiler::_record_function_enter_new", "");  // not one of ours
+  into_python = new c10::SafeKernelFunction(other.getComputedKernelForDispatchKey(c10::DispatchKey::Python));
+  // Never destroyed: what the kernels hold of Python would outlive it.
+  auto& library = *new torch::Library(
+      torch::Library::IMPL, "aten", std::make_optional(c10::DispatchKey::Python), __FILE__, __LINE__);
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.getNamespace() != std::make_optional<c10::string_view>("aten")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::Python)) continue;
+    std::string full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>()));
+  }
+}
+
+PyObject* connect(PyObject*, PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  const Names names{given};
+  find_slots(names);
+  R.front_door = reinterpret_cast<PyTypeObject*>(names.kept("FrontDoor"));
+  R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("Buffer"));
+  R.table = names.kept("table");
+  R.backlog = names.kept("backlog");
+  R.site = names.kept("site");
+  R.acquire = names.kept("acquire");
+  R.release = names.kept("release");
+  R.native_input = names.kept("native_input");
+  R.device_input = names.kept("device_input");
+  R.with_scalars = names.kept("with_scalars");
+  R.treatment_of = names.kept("treatment_of");
+  R.settings_of = names.kept("settings_of");
+  R.is_internal = names.kept("is_internal");
+  R.flags_at = number(names.of("flags_at"));
+  R.unwritten = PyLong_AsVoidPtr(names.of("unwritten"));
+  R.unwritten_least = number(names.of("unwritten_least"));
+  R.unwritten_most = number(names.of("unwritten_most"));
+  register_kernels();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* open(PyObject*, PyObject* whether) {
+  R.open = whether == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject* ways(PyObject*, PyObject*) {
+  return Py_BuildValue("LLL", (long long)taken[0], (long long)taken[1], (long long)taken[2]);
+}
+
+PyMethodDef METHODS[] = {
+    {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(connect)), METH_VARARGS | METH_KEYWORDS,
+     "Find the runtime's objects and register the kernels; once in a process."},
+    {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},
+    {"ways", ways, METH_NOARGS, "How many ops of front doors went to Python, to ATen at once, and were followed."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "fused_eager_follower", "See kernels.cpp.", -1, METHODS, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace fused_eager
+
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit_fused_eager_follower() {
+  return PyModule_Create(&fused_eager::MODULE);
+}
