@@ -15,7 +15,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-full bench bench-programs check-speed lint format clean
+.PHONY: demo test test-full bench bench-peers bench-programs check-speed lint format clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -28,6 +28,10 @@ test-full: .venv/.made-full
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The same table with a column for each system of others that can be installed beside this torch.
+bench-peers: .venv/.made-peers
+	$(BIN)/python -m benchmarks --modes fused,compile,torchax,torchax_jit $(ARGS)
 
 # Many small programs of every kind, plain and fused, instead of the few workloads.
 bench-programs: .venv/.made
@@ -64,4 +68,8 @@ build/types:
 
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
+	@touch $@
+
+.venv/.made-peers: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[peers]'
 	@touch $@

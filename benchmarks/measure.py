@@ -94,15 +94,22 @@ def _as_tensors(result: Result) -> list[Tensor]:
     return result if isinstance(result, list) else [result]
 
 
+def _fetched(system: System, result: Result) -> Result:
+    return result if isinstance(result, float) else [system.fetch(tensor) for tensor in _as_tensors(result)]
+
+
 def first_results(workload: Workload, system: System, size: Size) -> tuple[_Runner, list[Tensor]]:
-    """Set the workload up in the system. Returns what runs it on, and the results of its first steps."""
+    """Set the workload up in the system. Returns what runs it on, and the results of its first steps, on the CPU."""
     with system.enter():
-        runner = _Runner(system, workload, workload.build(system.wrap, size))
+        with system.place():
+            step = workload.build(system.wrap, size)
+        runner = _Runner(system, workload, step)
         system.sync()
         results = [runner.once() for _ in range(CHECKED_STEPS)]
         system.sync()
-    # Taken apart out here: an op of ours in there would be one more op of the step.
-    return runner, [tensor for result in results for tensor in _as_tensors(result)]
+        fetched = [_fetched(system, result) for result in results]
+    # Numbers become tensors out here: an op of ours in there would be one more op of the step.
+    return runner, [tensor for result in fetched for tensor in _as_tensors(result)]
 
 
 def compare(workload: Workload, system: System, ours: Sequence[Tensor], plain: Sequence[Tensor]) -> tuple[float, bool]:
@@ -111,6 +118,8 @@ def compare(workload: Workload, system: System, ours: Sequence[Tensor], plain: S
     rtol = _DIFFERENT_DROPOUT if loose else workload.rtol
     worst, equal = 0.0, len(ours) == len(plain)
     for a, b in zip(ours, plain, strict=False):
+        if not system.same_dtypes:
+            a = a.to(b.dtype)
         if a.shape != b.shape or a.dtype != b.dtype:
             return math.inf, False
         difference = (a.double() - b.double()).abs().max().item()

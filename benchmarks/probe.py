@@ -85,7 +85,8 @@ def sample(workload_name: str, system_name: str, size: Size, settle_s: float = 0
     del ones
     loaded, base = system.compilations(), _resident_mb("VmRSS")
 
-    step = workload.build(system.wrap, size)
+    with system.place():
+        step = workload.build(system.wrap, size)
     seconds: list[float] = []
     compilations: list[int | None] = []
     with system.enter():

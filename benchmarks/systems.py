@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from benchmarks import peers
 from benchmarks.workloads import Wrap
 
 
@@ -33,8 +35,11 @@ class System:
     wait: Callable[[], None] = no_wait  # until what runs has run, wherever its results lie
     finish: Callable[[], None] = no_wait  # until nothing is being compiled any more
     wrap: Wrap = _as_it_is
+    place: Callable[[], AbstractContextManager[Any]] = nullcontext  # where a workload is set up, on the system's device
+    fetch: Callable[[Tensor], Tensor] = _as_it_is  # a result to the CPU, within `enter`
     compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
     same_random: bool = True  # draws the random numbers that plain eager draws
+    same_dtypes: bool = True  # False: knows no 64 bits and computes with 32, which is no wrong result
     optional: bool = False  # a failure leaves the cell empty, with the reason, and is no error
 
 
@@ -100,6 +105,23 @@ def _fused(name: str, about: str, enter: Callable[[], AbstractContextManager[Any
     return System(name, about, enter, _sync, _wait, _finish, compilations=_regions_compiled)
 
 
+def _torchax(name: str, about: str, wrap: Wrap = _as_it_is) -> System:
+    return System(
+        name,
+        about,
+        peers.running,
+        peers.wait,
+        peers.wait,
+        wrap=wrap,
+        place=peers.placed,
+        fetch=peers.fetched,
+        compilations=peers.compilations,
+        same_random=False,
+        same_dtypes=False,
+        optional=True,
+    )
+
+
 SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
@@ -122,6 +144,8 @@ SYSTEMS: dict[str, System] = {
             same_random=False,
             optional=True,
         ),
+        _torchax("torchax", "torchax in eager mode, one op at a time (the extra `peers`)"),
+        _torchax("torchax_jit", "torchax, the model or the function jitted, which the user has to add", peers.jitted),
     )
 }
 REFERENCE = SYSTEMS["eager"]

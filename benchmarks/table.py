@@ -16,7 +16,8 @@ eager: milliseconds per step, the median over rounds (and the interquartile rang
 Other systems: time against eager in the same round, the median (and the interquartile range); below 1 is faster.
 first step: seconds in a fresh process with empty compile caches, loading the system + the first step; then, after
   the slash, the first step of the next process, which finds the caches filled.
-compiled: regions (for torch.compile: graphs) that the fresh process compiled in its first step + in all later ones.
+compiled: regions (for torch.compile graphs, for torchax what JAX compiles) that the fresh process compiled in its first
+  step + in all later ones.
 memory: peak resident set above the loaded system's, in MiB for eager and against eager for others: of a loop that has
   run for a while and, after the slash, of the first steps.
 A * marks a system that still compiled while it was timed."""

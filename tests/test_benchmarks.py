@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count, product
 from typing import Any
@@ -185,6 +185,34 @@ def test_other_random_numbers_are_tolerated_only_where_a_system_draws_its_own() 
     assert measure.compare(WORKLOADS["gpt_adamw"], SYSTEMS["compile"], ours, plain)[1]
     assert not measure.compare(WORKLOADS["gpt_adamw"], SYSTEMS["fused"], ours, plain)[1]
     assert not measure.compare(WORKLOADS["mlp_adam_loop"], SYSTEMS["compile"], ours, plain)[1]
+
+
+def test_workloads_are_set_up_in_their_place_and_results_fetched_from_it() -> None:
+    inside: list[str] = []
+
+    @contextmanager
+    def context(name: str) -> Iterator[None]:
+        inside.append(name)
+        yield
+        inside.remove(name)
+
+    def wrap(function: Any) -> Any:
+        assert inside == ["enter", "place"]
+        return function
+
+    def fetch(tensor: torch.Tensor) -> torch.Tensor:
+        assert inside == ["enter"]
+        return tensor + 1
+
+    there = system(enter=lambda: context("enter"), place=lambda: context("place"), wrap=wrap, fetch=fetch)
+    assert measure.measure(WORKLOADS["tiny"], [there], BRIEF, "tiny")["other"].failure == "wrong results: off by 1"
+
+
+def test_32_bits_are_tolerated_only_where_a_system_knows_no_others() -> None:
+    ours, plain = [torch.tensor([3], dtype=torch.int32)], [torch.tensor([3])]
+    assert measure.compare(WORKLOADS["decode_32"], SYSTEMS["torchax"], ours, plain) == (0.0, True)
+    assert measure.compare(WORKLOADS["decode_32"], SYSTEMS["fused"], ours, plain) == (math.inf, False)
+    assert not measure.compare(WORKLOADS["decode_32"], SYSTEMS["torchax"], [ours[0] + 1], plain)[1]
 
 
 def a_sample(base: float, first: float, steady: float, compiled: list[int | None]) -> probe.Sample:
