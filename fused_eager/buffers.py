@@ -108,11 +108,16 @@ def release(buffer: Buffer) -> None:
     buffer.stream = buffer.array = None
 
 
+def dead(buffers: list[Buffer]) -> list[Buffer]:
+    """Those that are not alive, as `is_alive` says: at every flush all are looked at, and a call takes longer."""
+    counted = sys.getrefcount
+    return [b for b in buffers if not (use_count(b.cdata) > 1 or counted(b.storage) > 2)]
+
+
 def sweep() -> None:
     """Forget the buffers on the device whose storages nobody refers to any more; large ones become scratch memory."""
     with LOCK:
-        dead = [b for b in TABLE.values() if b.stream is None and not b.is_alive()]
-        for b in dead:
+        for b in dead([b for b in TABLE.values() if b.stream is None]):
             del TABLE[b.cdata]
             SCRATCH.bury(b)
             b.array = None  # a run that has not been verified may hold the buffer for a while
@@ -213,6 +218,7 @@ __all__ = [
     "alias",
     "bind",
     "buffer_of",
+    "dead",
     "home_of",
     "lift",
     "open_buffer",

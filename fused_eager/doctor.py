@@ -49,6 +49,8 @@ class Facts:
     torch_openmp: bool = False
     jax_devices: tuple[str, ...] = ()
     jax_x64: bool = False
+    follower: str = ""  # what became of the compiled one
+    follower_obstacle: str = ""  # why there can be none
     cache: tuple[str, ...] = ()
     cache_problem: str = ""
     cache_keys: bool = True  # shared stores have keys to believe them by, or are believed without
@@ -216,6 +218,13 @@ CHECKS: tuple[Check, ...] = (
         "set FUSED_EAGER_CACHE_KEYS, or FUSED_EAGER_CACHE_UNSIGNED=1 if you trust whoever can write there",
     ),
     Check(
+        "no-follower",
+        "note",
+        lambda facts: facts.follower_obstacle
+        and f"ops that come again are followed in Python: {facts.follower_obstacle}",
+        "install a C++ compiler and Python's headers (on Debian: g++ python3-dev); it is used by itself then",
+    ),
+    Check(
         "not-cpython",
         "error",
         lambda facts: None if facts.implementation == "CPython" else f"Python is {facts.implementation}",
@@ -264,6 +273,13 @@ def _trap_facts() -> dict[str, Any]:
     if problem:
         raise RuntimeError(problem)
     return {}
+
+
+def _follower_facts() -> dict[str, Any]:
+    build = importlib.import_module("fused_eager.follower.build")
+    why = build.obstacle()
+    missing = "cannot be built" if why else "will be built for the first program that runs for ten seconds"
+    return {"follower": "built" if build.is_built() else missing, "follower_obstacle": why}
 
 
 def _cache_facts() -> dict[str, Any]:
@@ -321,6 +337,7 @@ def gather() -> Facts:
         ("torch", _torch_facts),
         ("jax", _jax_facts),
         ("storage trap", _trap_facts),
+        ("compiled follower", _follower_facts),
         ("options", _cache_facts),
     ):
         try:
@@ -356,6 +373,7 @@ def describe(facts: Facts, found: tuple[Finding, ...]) -> str:
         ("torch cpu kernels", facts.torch_cpu or "unknown"),
         ("torch threads", f"{facts.torch_threads} ({'OpenMP' if facts.torch_openmp else 'no OpenMP'})"),
         ("storage trap", facts.failures.get("storage trap", "works")),
+        ("compiled follower", facts.follower or "unknown"),
         ("cache", ", ".join(facts.cache) or "unknown"),
         *facts.environment.items(),
     ]

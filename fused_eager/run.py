@@ -159,25 +159,25 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
     buffers.sweep()
-    live: set[int] = set()
-    assigned: list[tuple[Buffer, int]] = []
-    held = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
-    for cdata, b in list(stream.pending.items()):
-        if b.is_alive(held[cdata]):
-            live.add(b.vid)
-            assigned.append((b, b.vid))
-        elif TABLE.get(cdata) is b:
-            del TABLE[cdata]
-    donatable = set()
+    pending, natives = stream.pending, [i for i in stream.inputs if type(i) is NativeInput]
+    gone = set(buffers.dead(list(pending.values())))
+    for cdata, held in Counter([i.storage._cdata for i in natives if i.storage._cdata in pending]).items():
+        if not pending[cdata].is_alive(held):
+            gone.add(pending[cdata])
+    for b in gone:
+        if TABLE.get(b.cdata) is b:
+            del TABLE[b.cdata]
+    assigned = [(b, b.vid) for b in pending.values() if b not in gone]
+    live = {vid for _, vid in assigned}
+    donatable = {i.vid for i in natives if i.storage._cdata in pending}
+    others = [s.reads for s in STREAMS if s is not stream]
     for i in stream.inputs:
         if isinstance(i, NativeInput):
-            if i.storage._cdata in stream.pending:
-                donatable.add(i.vid)
             continue
         b = i.buffer
         if b.stream is None and b.array is i.array and TABLE.get(b.cdata) is b and b.is_alive():
             live.add(i.vid)
-        elif not any(s is not stream and s.reads.get(b.cdata) is not None for s in STREAMS):
+        elif not any(b.cdata in reads for reads in others):
             donatable.add(i.vid)
     return frozenset(live), frozenset(donatable), assigned
 

@@ -231,16 +231,16 @@ class Streams:
     """All streams that live. Other threads may open theirs while somebody goes through them."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Stream]] = {}
+        self.refs: dict[int, weakref.ref[Stream]] = {}
 
     def add(self, stream: Stream) -> None:
         """Count one more, for as long as anybody refers to it."""
         # Each step is one of the interpreter's own: a lock might be held when the process forks.
-        ref = weakref.ref(stream, lambda gone: self._refs.pop(id(gone), None))
-        self._refs[id(ref)] = ref
+        ref = weakref.ref(stream, lambda gone: self.refs.pop(id(gone), None))
+        self.refs[id(ref)] = ref
 
     def __iter__(self) -> Iterator[Stream]:
-        return iter([stream for r in list(self._refs.values()) if (stream := r()) is not None])
+        return iter([stream for r in list(self.refs.values()) if (stream := r()) is not None])
 
 
 STREAMS = Streams()

@@ -58,6 +58,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("jax-x64", {"jax_x64": True}, "64-bit"),
     ("cache-unwritable", {"cache_problem": "/c cannot be written to"}, "/c"),
     ("cache-without-keys", {"cache_keys": False}, "keys"),
+    ("no-follower", {"follower_obstacle": "there is no C++ compiler"}, "no C++ compiler"),
     ("not-cpython", {"implementation": "PyPy"}, "PyPy"),
     ("no-gil", {"gil": False}, "lock"),
 ]

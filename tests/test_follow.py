@@ -10,16 +10,26 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fused_eager import follow, fused_eager, record, sync, trace
+from fused_eager import follow, follower, fused_eager, record, sync, trace
+from fused_eager.follower import build
 
 Body = Callable[[int], torch.Tensor]
 
 
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def follows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who follows: the two agree in everything."""
+    if request.param == "compiled" and build.obstacle():
+        pytest.skip(build.obstacle())
+    monkeypatch.setenv("FUSED_EAGER_FOLLOWER", request.param)
+    return str(request.param)
+
+
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """Counts how many ops are followed and how many are not."""
+    """Counts how many ops are followed, by either, and how many are not."""
     counts = {"followed": 0, "missed": 0}
-    plain = follow.follow
+    plain, before = follow.follow, follower.ways()
 
     def watched(*args: object) -> object:
         out = plain(*args)  # type: ignore[arg-type]
@@ -31,6 +41,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         # The count must not move the program's frame.
         patch.setattr(follow.site, "_TO_PROGRAM", follow.site._TO_PROGRAM + 1)
         yield counts
+        counts["followed"] += follower.ways()[2] - before[2]
 
 
 def rounds(body: Body, n: int = 6) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from types import ModuleType
-from typing import Any
 
 from fused_eager import background, pace, progress
 from fused_eager.config import Config

@@ -1,7 +1,7 @@
 """Building the compiled follower: once for each torch, Python and state of the sources, in a folder of the user's.
 
 The compiler takes a quarter of a minute. It is a process of its own, at the lowest priority, that also puts the result
-in its place, so that a program that ends meanwhile leaves it to the next one. Two that build at once make the same file.
+in its place, so that a program which ends meanwhile leaves it to the next one. Two that build at once make the same.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def is_built() -> bool:
         folder, file = library().parent.stat(), library().stat()
     except OSError:
         return False
-    ours = all(found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for found in (folder, file))
+    others = stat.S_IWGRP | stat.S_IWOTH
+    ours = all(found.st_uid == os.getuid() and not found.st_mode & others for found in (folder, file))
     return ours and stat.S_ISREG(file.st_mode)
 
 
@@ -144,7 +145,8 @@ def _takes(mark: Path) -> bool:
 def _compile(target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}.so")
     nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
-    script = f"umask 077; {shlex.join([*nice, *command(made)])} && mv {shlex.quote(str(made))} {shlex.quote(str(target))}"
+    compiling, moving = shlex.join([*nice, *command(made)]), shlex.join(["mv", str(made), str(target)])
+    script = f"umask 077; {compiling} && {moving}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         made.unlink(missing_ok=True)

@@ -10,17 +10,18 @@ from types import ModuleType
 import torch
 from torch._ops import OpOverload
 
-from fused_eager import buffers, intercept, pace, pending, run, site, trap, unwritten
+from fused_eager import buffers, intercept, native, pace, pending, run, site, trap, unwritten
 from fused_eager.config import Config
+from fused_eager.events import LOG
 from fused_eager.hotness import Spell
 from fused_eager.opinfo import Kind, OpInfo, info_of
-from fused_eager.stream import DeviceInput, NativeInput, Node, Stream
+from fused_eager.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from fused_eager.trace import Step
 
 from .build import NAME
 
 # The numbers are those of `Treatment` in kernels.cpp. What is not here goes to Python.
-VIEW, COMPUTE, NATIVE_AT_MOST = 1, 2, 3
+VIEW, COMPUTE, NATIVE_AT_MOST, READ = 1, 2, 3, 4
 TREATMENT = {
     Kind.VIEW: VIEW,
     Kind.ALLOCATE: VIEW,
@@ -37,7 +38,8 @@ def treatment_of(name: str, overload: str) -> tuple[OpInfo | None, bool, int]:
     if not isinstance(op, OpOverload):
         return None, False, 0
     info = info_of(op)
-    return info, info.writes_list, TREATMENT.get(info.kind, 0)
+    treatment = READ if op is torch.ops.aten._local_scalar_dense.default else TREATMENT.get(info.kind, 0)
+    return info, info.writes_list, treatment
 
 
 def settings_of(config: Config) -> tuple[bool, bool, bool, int]:
@@ -59,16 +61,20 @@ def load(path: Path) -> ModuleType:
     module.connect(
         **{kind.__name__: kind for kind in _CLASSES},
         table=buffers.TABLE,
+        streams=STREAMS.refs,
         backlog=run.BACKLOG,
         site=vars(site),
         acquire=buffers.LOCK.acquire,
         release=buffers.LOCK.release,
         native_input=pending.native_input,
-        device_input=pending.device_input,
+        open_native=pending.open_native,
+        must_stay=native.must_stay,
+        release_buffer=buffers.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,
         settings_of=settings_of,
         is_internal=site.is_internal,
+        count=LOG.count,
         flags_at=trap.FLAGS_AT,
         unwritten=unwritten.address(),
         unwritten_least=unwritten.LEAST,

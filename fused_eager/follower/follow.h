@@ -58,6 +58,7 @@ class Follower {
       if (c_.recorded.get() != R.step.operands.of(step_) || !matches(given)) return false;
       if (!is_at(R.node.place.of(last()))) return false;
       vids_ = number(R.stream.vids.of(stream_));
+      at_ = R.stream.at.of(stream_);
       if (!finds_operands() || !may_write()) return false;
       return c_.first_vid < 0 || vids_ + static_cast<int64_t>(missing_.size()) == c_.first_vid;
     } catch (const c10::Error&) {
@@ -65,11 +66,19 @@ class Follower {
     }
   }
 
-  // Record the call, which has been compared: its results are on the stack instead of its arguments then.
-  void record(Stack& stack) {
+  // Record the call, which has been compared: its results are on the stack instead of its arguments then. Returns
+  // false, and has recorded nothing, if the stream has gone on meanwhile: whatever Python does may end in a finalizer.
+  bool record(Stack& stack) {
     const Ref node = with_numbers();
     make_outputs();
+    if (!is_where_it_was()) return false;
     add_inputs();
+    open_natives();
+    vids_ += static_cast<int64_t>(missing_.size());
+    if (!is_where_it_was()) {
+      release_opened();
+      return false;
+    }
     hand_out();
     checked(PyList_Append(R.stream.nodes.of(stream_), node.get()));
     R.stream.vids.set(stream_, R.step.vids.of(step_));
@@ -82,6 +91,7 @@ class Follower {
       stack.emplace_back(c10::List<at::Tensor>(results));
     else
       stack.insert(stack.end(), results.begin(), results.end());
+    return true;
   }
 
  private:
@@ -172,7 +182,7 @@ class Follower {
         const Ref begins = checked(PyLong_FromLongLong(offset));
         const Ref key = checked(PyTuple_Pack(2, o.block.get(), begins.get()));
         PyObject* input = found(known, key.get());
-        if (input != nullptr) return number(R.other.native_vid.of(input));
+        if (input != nullptr) return number(R.native_vid.of(input));
       }
       if (o.nbytes != 0 && storage.unsafeGetStorageImpl()->data() == nullptr) return -1;
     } else {
@@ -180,8 +190,8 @@ class Follower {
           R.buffer.array.of(buffer) == Py_None || !equal(R.buffer.home.of(buffer), o.home.get()))
         return -1;
       PyObject* known = found(R.stream.reads.of(stream_), address);
-      if (known != nullptr && R.other.read_array.of(known) == R.buffer.array.of(buffer))
-        return number(R.other.read_vid.of(known));
+      if (known != nullptr && R.read.array.of(known) == R.buffer.array.of(buffer))
+        return number(R.read.vid.of(known));
     }
     for (size_t k = 0; k < missing_.size(); ++k) {
       const Missing& m = missing_[k];
@@ -195,9 +205,16 @@ class Follower {
 
   c10::StorageImpl* storage_of(size_t k) const { return tensors_[k]->storage().unsafeGetStorageImpl(); }
 
+  Ref python_storage(size_t k) const { return checked(THPStorage_Wrap(tensors_[k]->storage())); }
+
+  // Whether native memory has to be written by ATen, because others look at it.
+  bool must_stay(size_t k) const {
+    return is_true(checked(PyObject_CallOneArg(R.must_stay, python_storage(k).get())).get());
+  }
+
   bool may_write() const {
     for (const Write& w : c_.writes) {
-      if (found_[w.operand] == nullptr) return false;
+      if (found_[w.operand] == nullptr && (!w.covers || must_stay(w.operand))) return false;
       if (tensors_[w.operand]->storage_offset() != c_.operands[w.operand].offset) return false;
       for (size_t k = 0; k < tensors_.size(); ++k)
         if (k != w.operand && storage_of(k) == storage_of(w.operand)) return false;
@@ -256,16 +273,54 @@ class Follower {
     }
   }
 
+  void add_device_input(PyObject* buffer) const {
+    Ref made = checked(R.device_input_type->tp_alloc(R.device_input_type, 0));
+    PyObject* input = made.get();
+    PyObject* vid = R.stream.vids.of(stream_);
+    R.read.vid.set(input, vid);
+    R.read.buffer.set(input, buffer);
+    R.read.home.set(input, R.buffer.home.of(buffer));
+    R.read.array.set(input, R.buffer.array.of(buffer));
+    R.read.origin.set(input, R.buffer.origin.of(buffer));
+    checked(PyList_Append(R.stream.inputs.of(stream_), input));
+    checked(PyDict_SetItem(R.stream.reads.of(stream_), R.buffer.cdata.of(buffer), input));
+    R.stream.vids.give(stream_, checked(PyLong_FromLongLong(number(vid) + 1)));
+  }
+
   void add_inputs() const {
     for (const Missing& m : missing_) {
       if (m.buffer != nullptr) {
-        checked(PyObject_CallFunctionObjArgs(R.device_input, stream_, m.buffer, nullptr));
+        add_device_input(m.buffer);
         continue;
       }
       const Below below;  // memory that others write is copied
       const Ref wrapped = checked(THPStorage_Wrap(*m.storage)), offset = checked(PyLong_FromLongLong(m.offset));
       checked(PyObject_CallFunctionObjArgs(R.native_input, stream_, wrapped.get(), m.block, offset.get(), nullptr));
     }
+  }
+
+  // Native memory that is written is about to be pending: whoever was to read it gets hold of it before.
+  void open_natives() {
+    try {
+      for (const Write& w : c_.writes) {
+        if (found_[w.operand] != nullptr) continue;
+        const Below below;
+        opened_.push_back(checked(PyObject_CallOneArg(R.open_native, python_storage(w.operand).get())));
+        found_[w.operand] = opened_.back().get();
+      }
+    } catch (...) {  // an interrupt
+      release_opened();
+      throw;
+    }
+  }
+
+  void release_opened() const {
+    for (const Ref& b : opened_)
+      if (!Ref(PyObject_CallOneArg(R.release_buffer, b.get()))) PyErr_Clear();  // it is on the way to another error
+  }
+
+  bool is_where_it_was() const {
+    return number(R.stream.vids.of(stream_)) == vids_ && R.stream.at.of(stream_) == at_;
   }
 
   // From here on what the op makes and writes is pending.
@@ -318,7 +373,7 @@ class Follower {
   };
 
   CompiledStep& c_;
-  PyObject *step_, *stream_;
+  PyObject *step_, *stream_, *at_ = nullptr;
   int64_t vids_ = 0;
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   c10::SmallVector<const at::Tensor*, 8> rewritten_;  // of a list: the elements get no new version above us
@@ -326,6 +381,7 @@ class Follower {
   c10::SmallVector<PyObject*, 8> found_;  // borrowed
   c10::SmallVector<Missing, 4> missing_;
   std::vector<Fresh> fresh_;
+  std::vector<Ref> opened_;
 };
 
 }  // namespace fused_eager

@@ -2,8 +2,8 @@
 //
 // Below autograd, where torch would enter `__torch_dispatch__`, each op of the namespace `aten` comes here first. If
 // our front door is the only mode of the thread, then a view goes on to ATen, as does what runs natively while nothing
-// is pending, and the op that came next last time is followed. Anything else, and everything where other modes or none are
-// on the stack, takes torch's way into Python as it would without these kernels.
+// is pending, and the op that came next last time is followed. Anything else, and everything where other modes or none
+// are on the stack, takes torch's way into Python as it would without these kernels.
 
 #include "follow.h"
 
@@ -17,7 +17,7 @@ namespace fused_eager {
 namespace {
 
 // What happens to an op here: the numbers are those of `__init__.py`.
-enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, UNKNOWN = -1 };
+enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, READ = 4, UNKNOWN = -1 };
 
 struct Settings {  // of a `Config`
   Ref config;
@@ -78,9 +78,27 @@ bool has_python_key(const IValue& a) {
   return false;
 }
 
-bool nothing_is_pending() {
-  static PyObject* launches = name_of("launches");
-  return PyDict_GET_SIZE(R.table) == 0 && !is_true(checked(PyObject_GetAttr(R.backlog, launches)).get());
+Ref launches() {
+  static PyObject* const name = name_of("launches");
+  return checked(PyObject_GetAttr(R.backlog, name));
+}
+
+bool nothing_is_pending() { return PyDict_GET_SIZE(R.table) == 0 && !is_true(launches().get()); }
+
+bool is_being_read(PyObject* address) {  // `Backlog.is_reading`
+  static PyObject* const reading = name_of("reading");
+  const Ref all = launches(), each = checked(PyObject_GetIter(all.get()));
+  while (const Ref launch = Ref(PyIter_Next(each.get())))
+    if (found(checked(PyObject_GetAttr(launch.get(), reading)).get(), address) != nullptr) return true;
+  if (PyErr_Occurred()) raise();
+  return false;
+}
+
+// Whether a tensor is one finished number in native memory.
+bool is_finished_number(const at::Tensor& t) {
+  if (!is_tensor_we_know(t) || t.numel() > 1 || t.is_complex()) return false;
+  if (!at::isFloatingType(t.scalar_type()) && !at::isIntegralType(t.scalar_type(), true)) return false;
+  return found(R.table, checked(address_of(t.storage().unsafeGetStorageImpl())).get()) == nullptr;
 }
 
 enum class Way { PYTHON, NATIVE, FOLLOWED };
@@ -119,9 +137,9 @@ class Timed {
 };
 
 struct Kernel final : c10::OperatorKernel {
-  mutable Ref info;  // the `OpInfo` of its op
+  mutable PyObject* info = nullptr;  // the `OpInfo` of its op; never given up, for kernels outlive the interpreter
   mutable int64_t treatment = UNKNOWN;
-  mutable bool writes_list = false;
+  mutable bool writes_list = false, is_in_place = false;  // the latter: of its first argument, and of nothing else
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     Way way = Way::PYTHON;
@@ -157,19 +175,21 @@ struct Kernel final : c10::OperatorKernel {
     PyObject* stream = held.get();
     PyObject* pace = R.stream.pace.of(stream);
     const Settings& settings = settings_of(R.stream.config.of(stream));
-    if (!settings.follows || is_true(R.other.pace_waiting.of(pace))) return Way::PYTHON;
+    if (!settings.follows || is_true(R.pace.waiting.of(pace))) return Way::PYTHON;
     const size_t count = op.schema().arguments().size();
     const Arguments given(stack.data() + stack.size() - count, count);
     for (const IValue& a : given)
       if (has_python_key(a)) return Way::PYTHON;
-    if (is_true(R.other.spell_left.of(R.stream.spell.of(stream))) ||
-        (settings.measures && is_true(R.other.pace_native.of(pace))))
+    if (is_true(R.spell_left.of(R.stream.spell.of(stream))) ||
+        (settings.measures && is_true(R.pace.native.of(pace))))
       return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
     if (treatment == VIEW) return Way::NATIVE;
+    if (treatment == READ) return may_be_read(settings, pace, given[0]) ? Way::NATIVE : Way::PYTHON;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
     const Alone alone;
     if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
     if (follow(settings, stream, given, stack)) return Way::FOLLOWED;
+    if (is_tiny(stream, given)) return Way::NATIVE;
     lesson.before = Ref::borrowed(R.stream.at.of(stream));
     lesson.arguments.assign(given.begin(), given.end());
     lesson.stream = std::move(held);
@@ -179,7 +199,7 @@ struct Kernel final : c10::OperatorKernel {
   bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack) const {
     static PyObject* const details = name_of("_details");
     PyObject* step = expected_of(stream);
-    if (step == Py_None || R.step.info.of(step) != info.get() || R.stream.witnessed.of(stream) != Py_None) return false;
+    if (step == Py_None || R.step.info.of(step) != info || R.stream.witnessed.of(stream) != Py_None) return false;
     CompiledStep* known = compiled(step);
     if (known == nullptr || (known->is_island && !settings.allows_islands) ||
         known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
@@ -188,9 +208,27 @@ struct Kernel final : c10::OperatorKernel {
       return false;
     const Ref kept = Ref::borrowed(step);
     Follower follower(*known, step, stream);
-    if (!follower.compare(given)) return false;
-    follower.record(stack);
+    return follower.compare(given) && follower.record(stack);
+  }
+
+  // A number that an optimizer reads for itself: no boundary of the program's, and nothing to wait for.
+  bool may_be_read(const Settings& settings, PyObject* pace, const IValue& given) const {
+    static PyObject* const what = PyUnicode_FromString("sync aten._local_scalar_dense.default");
+    if (settings.measures && !is_true(R.pace.stepping.of(pace))) return false;
+    if (!given.isTensor() || !is_finished_number(given.toTensor())) return false;
+    checked(PyObject_CallOneArg(R.count, what));
     return true;
+  }
+
+  // Whether ATen does it at once: an op in place on finished numbers, which nobody else was to read (`native.protect`).
+  bool is_tiny(PyObject* stream, Arguments given) const {
+    PyObject* step = expected_of(stream);
+    if (!is_in_place || (step != Py_None && R.step.info.of(step) == info)) return false;
+    for (const IValue& a : given)
+      if (holds_tensors(a) || (is_defined(a) && !is_wrapped(a) && !is_finished_number(a.toTensor()))) return false;
+    if (PyDict_GET_SIZE(R.streams) != 1) return false;
+    const Ref address = checked(address_of(given[0].toTensor().storage().unsafeGetStorageImpl()));
+    return found(R.stream.natives.of(stream), address.get()) == nullptr && !is_being_read(address.get());
   }
 
   void ask(const c10::OperatorHandle& op) const {
@@ -198,19 +236,26 @@ struct Kernel final : c10::OperatorKernel {
     const auto& name = op.operator_name();
     const Ref answer =
         checked(PyObject_CallFunction(R.treatment_of, "ss", name.name.c_str(), name.overload_name.c_str()));
-    info = Ref::borrowed(PyTuple_GetItem(answer.get(), 0));
+    info = Ref::borrowed(PyTuple_GetItem(answer.get(), 0)).release();
     writes_list = is_true(PyTuple_GetItem(answer.get(), 1));
     treatment = number(PyTuple_GetItem(answer.get(), 2));
+    const auto& schema = op.schema();
+    is_in_place = schema.arguments().size() > 1 && schema.returns().size() == 1;
+    for (size_t i = 0; is_in_place && i < schema.arguments().size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      const bool is_written = alias != nullptr && alias->isWrite();
+      is_in_place = is_written == (i == 0) && schema.arguments()[0].type()->kind() == c10::TypeKind::TensorType;
+    }
   }
 
   // The step that Python has just made of a call, or found for it.
   void learn(const c10::OperatorHandle& op, const Lesson& lesson) const {
     PyObject* step = R.stream.at.of(lesson.stream.get());
-    if (step == lesson.before.get() || R.step.info.of(step) != info.get()) return;
+    if (step == lesson.before.get() || R.step.info.of(step) != info) return;
     CompiledStep* known = compiled(step);
     if (known != nullptr && known->recorded.get() == R.step.operands.of(step)) return;
     if (known == nullptr && R.step.compiled.of(step) != Py_None) return;  // it was tried
-    auto made = Learner(op, lesson.arguments, info.get(), step).learn();
+    auto made = Learner(op, lesson.arguments, info, step).learn();
     if (made == nullptr) return R.step.compiled.set(step, Py_False);
     Ref capsule = checked(PyCapsule_New(made.get(), CAPSULE, forget_step));
     made.release();
@@ -240,16 +285,20 @@ void find_slots(const Names& names) {
               {type, "home"}, {type, "origin"}, {type, "previous"}, {type, "storage"}, {type, "stream"},
               {type, "vacant"}, {type, "vid"}};
   type = names.of("Stream");
-  R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "natives"},
-              {type, "nodes"}, {type, "pace"}, {type, "pending"}, {type, "reads"}, {type, "spell"},
+  R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "inputs"},
+              {type, "natives"}, {type, "nodes"}, {type, "pace"}, {type, "pending"}, {type, "reads"}, {type, "spell"},
               {type, "unfinished"}, {type, "vids"}, {type, "witnessed"}};
   type = names.of("Step");
   R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
             {type, "operands"}, {type, "then"}, {type, "vids"}};
   type = names.of("Node");
   R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
-  R.other = {{names.of("Pace"), "native"}, {names.of("Pace"), "waiting"}, {names.of("Spell"), "left"},
-             {names.of("DeviceInput"), "array"}, {names.of("DeviceInput"), "vid"}, {names.of("NativeInput"), "vid"}};
+  type = names.of("Pace");
+  R.pace = {{type, "native"}, {type, "stepping"}, {type, "waiting"}};
+  type = names.of("DeviceInput");
+  R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
+  R.native_vid = {names.of("NativeInput"), "vid"};
+  R.spell_left = {names.of("Spell"), "left"};
 }
 
 // Kernels for all of `aten`, for as long as the process lives: torch has no lock between an op's dispatch and a change
@@ -276,17 +325,22 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   find_slots(names);
   R.front_door = reinterpret_cast<PyTypeObject*>(names.kept("FrontDoor"));
   R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("Buffer"));
+  R.device_input_type = reinterpret_cast<PyTypeObject*>(names.kept("DeviceInput"));
   R.table = names.kept("table");
+  R.streams = names.kept("streams");
   R.backlog = names.kept("backlog");
   R.site = names.kept("site");
   R.acquire = names.kept("acquire");
   R.release = names.kept("release");
   R.native_input = names.kept("native_input");
-  R.device_input = names.kept("device_input");
+  R.open_native = names.kept("open_native");
+  R.must_stay = names.kept("must_stay");
+  R.release_buffer = names.kept("release_buffer");
   R.with_scalars = names.kept("with_scalars");
   R.treatment_of = names.kept("treatment_of");
   R.settings_of = names.kept("settings_of");
   R.is_internal = names.kept("is_internal");
+  R.count = names.kept("count");
   R.flags_at = number(names.of("flags_at"));
   R.unwritten = PyLong_AsVoidPtr(names.of("unwritten"));
   R.unwritten_least = number(names.of("unwritten_least"));

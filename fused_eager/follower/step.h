@@ -65,6 +65,7 @@ struct Output {
 
 struct Write {
   size_t operand;
+  bool covers;  // all that the storage holds
   Ref home, vid;
 };
 
@@ -90,7 +91,27 @@ inline bool is_tensor_we_know(const at::Tensor& t) {
 
 inline bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
+// A number or list that could be symbolic and is not, as what it is.
+inline IValue concrete(const IValue& a) {
+  if (a.isSymInt()) {
+    const auto known = a.toSymInt().maybe_as_int();
+    return known ? IValue(*known) : a;
+  }
+  if (!a.isSymIntList()) return a;
+  c10::List<int64_t> numbers;
+  for (const c10::SymInt& n : a.toSymIntVector()) {
+    const auto known = n.maybe_as_int();
+    if (!known) return a;
+    numbers.push_back(*known);
+  }
+  return numbers;
+}
+
 inline bool same_value(const IValue& a, const IValue& b) {
+  if (b.isSymInt() || b.isSymIntList()) {
+    const IValue known = concrete(b);
+    return !known.isSymInt() && !known.isSymIntList() && same_value(a, known);
+  }
   if (a.isInt()) return b.isInt() && a.toInt() == b.toInt();
   if (a.isDouble()) return b.isDouble() && same_bits(a.toDouble(), b.toDouble());  // 0.0 and -0.0 are two numbers
   if (a.isBool()) return b.isBool() && a.toBool() == b.toBool();
@@ -101,8 +122,6 @@ inline bool same_value(const IValue& a, const IValue& b) {
   if (a.isDevice()) return b.isDevice() && a.toDevice() == b.toDevice();
   return a.isTensor() && b.isTensor() && !a.toTensor().defined() && !b.toTensor().defined();
 }
-
-inline bool can_be_compared(const IValue& a) { return !a.isTensor() && same_value(a, a); }
 
 inline bool holds_tensors(const IValue& a) { return a.isTensorList() || a.isOptionalTensorList(); }
 
@@ -186,7 +205,7 @@ class Learner {
     made_->arguments.resize(given_.size());
     for (const size_t i : made_->order) {
       const bool wrapped = is_wrapped(given_[i]);
-      const IValue a = wrapped ? unwrapped(given_[i]) : given_[i];
+      const IValue a = wrapped ? unwrapped(given_[i]) : concrete(given_[i]);
       Argument& made = made_->arguments[i];
       const int hoists = PySet_Contains(hoisted.get(), checked(PyLong_FromSize_t(i)).get());
       checked(hoists);
@@ -218,7 +237,7 @@ class Learner {
           made.shape.push_back(item.isDouble());
           numbers_.push_back(item);
         }
-      } else if (!can_be_compared(a)) {
+      } else if (!same_value(a, a)) {
         return false;
       }
     }
@@ -273,7 +292,7 @@ class Learner {
     const auto fresh = PyTuple_GET_SIZE(outputs.get()), all = PyTuple_GET_SIZE(results);
     if (all != fresh + PyTuple_GET_SIZE(written.get())) return false;
     for (Py_ssize_t k = 0; k < all; ++k) {
-      PyObject* result = PyTuple_GET_ITEM(results, k);  // vid, home, ...
+      PyObject* result = PyTuple_GET_ITEM(results, k);
       PyObject* vid = PyTuple_GET_ITEM(result, 0);
       if (k == 0) made_->first_vid = number(vid);
       if (k < fresh) {
@@ -289,8 +308,9 @@ class Learner {
         made_->outputs.push_back(std::move(o));
       } else {
         const auto operand = number(PyTuple_GET_ITEM(written.get(), k - fresh));
+        const bool covers = PyTuple_GET_ITEM(result, 3) == Py_None;  // vid, home, geometry, base
         made_->writes.push_back(
-            {static_cast<size_t>(operand), Ref::borrowed(PyTuple_GET_ITEM(result, 1)), Ref::borrowed(vid)});
+            {static_cast<size_t>(operand), covers, Ref::borrowed(PyTuple_GET_ITEM(result, 1)), Ref::borrowed(vid)});
       }
     }
     return true;

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.follower`: microseconds per op on tiny tensors: plain, followed in Python, followed in C++."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.workloads import WORKLOADS
+from fused_eager import follower, fused_eager, sync
+
+ROUNDS, CALLS_PER_BLOCK, WARM = 9, 20, 3
+OPS = WORKLOADS["tiny"].full["ops"]
+
+
+class Nothing(TorchDispatchMode):
+    """Hands every op back to torch."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class OneTensor(Nothing):
+    """Returns the same tensor for every op: what it costs to get into Python and back, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensor = torch.zeros(8)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.tensor
+
+
+def following(who: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Fused, every op recorded."""
+    return lambda: fused_eager(mode="fused", native="never", compile="wait", follower=who)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One line of the table. `after` follows each timed call and is not part of it."""
+
+    about: str
+    enter: Callable[[], AbstractContextManager[Any]]
+    after: Callable[[], None] = lambda: None
+
+
+WAYS = (
+    Way("plain eager, kernel included", nullcontext),
+    Way("a mode in Python that does nothing", Nothing),
+    Way("a mode in Python that returns one tensor", OneTensor),
+    Way("followed in Python", following("python"), sync),
+    Way("followed in C++", following("compiled"), sync),
+)
+
+
+def block(way: Way, step: Callable[[], Any]) -> float:
+    """Microseconds of this thread's processor time per op, the median over a block of calls."""
+    times = []
+    with way.enter():
+        for number in range(WARM + CALLS_PER_BLOCK):
+            start = time.thread_time()
+            result = step()
+            seconds = time.thread_time() - start
+            way.after()
+            del result
+            if number >= WARM:
+                times.append(seconds)
+    return 1e6 * statistics.median(times) / OPS
+
+
+def main() -> int:
+    step = WORKLOADS["tiny"].build(lambda function: function)
+    try:
+        for way in WAYS:  # what is compiled and built is there before anything is timed
+            block(way, step)
+    except follower.FollowerUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows: list[list[float]] = [[] for _ in WAYS]
+    for _ in range(ROUNDS):
+        for way, row in zip(WAYS, rows, strict=True):
+            row.append(block(way, step))
+    print(f"microseconds per op, {OPS} ops on 8 floats, medians over {ROUNDS} alternating blocks; against eager")
+    for way, row in zip(WAYS, rows, strict=True):
+        ratio = statistics.median(ours / plain for ours, plain in zip(row, rows[0], strict=True))
+        print(f"{way.about:42} {statistics.median(row):5.2f}  {ratio:5.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
