@@ -254,7 +254,8 @@ def test_the_entry_is_what_the_format_says(tmp_path: Path) -> None:
     assert set(stretch) == {"format", "regions"} and stretch["format"] == 1
     assert stretch["regions"] and all(who == "xla" and digest in regions for who, digest in stretch["regions"])
     only_regions = {"region", "format", "numerics", "check_bounds"}
-    assert set(choice["parts"]) == set.union(*regions.values()) - only_regions | {"choice"}
+    assert set(choice["parts"]) == set.union(*regions.values()) - only_regions | {"choice", "follower"}
+    assert choice["parts"]["follower"] in ("compiled", "python")
     assert set(choice["parts"]["threads"]["m"]) == {"cores", "NPROC", "torch"}
     (blob,) = choice["blobs"]
     stored = json.loads((tmp_path / "cas" / blob["sha256"]).read_text())

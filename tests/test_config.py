@@ -24,6 +24,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "verify": ("0.25", 0.25),
     "islands": ("refuse", "refuse"),
     "native": ("never", "never"),
+    "follower": ("python", "python"),
     "report": ("out/run.jsonl", "out/run.jsonl"),
     "cache": ("/a,redis://b/0", "/a,redis://b/0"),
     "cache_dir": ("/tmp/regions", "/tmp/regions"),

@@ -180,11 +180,12 @@ struct Kernel final : c10::OperatorKernel {
     const Arguments given(stack.data() + stack.size() - count, count);
     for (const IValue& a : given)
       if (has_python_key(a)) return Way::PYTHON;
-    if (is_true(R.spell_left.of(R.stream.spell.of(stream))) ||
-        (settings.measures && is_true(R.pace.native.of(pace))))
+    const bool in_spell = is_true(R.spell_left.of(R.stream.spell.of(stream)));
+    if (treatment == READ)
+      return !in_spell && may_be_read(settings, pace, given[0]) ? Way::NATIVE : Way::PYTHON;
+    if (in_spell || (settings.measures && is_true(R.pace.native.of(pace))))
       return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
     if (treatment == VIEW) return Way::NATIVE;
-    if (treatment == READ) return may_be_read(settings, pace, given[0]) ? Way::NATIVE : Way::PYTHON;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
     const Alone alone;
     if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
