@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     effort = QUICK if args.quick else Effort()
     effort = replace(effort, rounds=args.rounds or effort.rounds)
     size: Size = "tiny" if args.tiny else "full"
-    settings = {**environment.describe(), "threads": args.threads, "malloc": args.malloc, **asdict(effort)}
+    settings = {**environment.describe(), "follower": environment.build_follower(), "threads": args.threads}
+    settings.update(malloc=args.malloc, **asdict(effort))
     print("\n".join(f"{name}: {value}" for name, value in settings.items()), flush=True)
 
     rows: list[table.Row] = []

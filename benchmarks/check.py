@@ -40,7 +40,7 @@ class Bound:
 
 BOUNDS = (
     Bound("tiny", "fused", 4.0),  # 1.1: torch alone, as soon as measuring has shown that it is ahead
-    Bound("tiny", "recorded", 12.0),  # 5 to 6: what recording and launching cost
+    Bound("tiny", "recorded", 12.0),  # 1.4 followed in C++, 5 to 6 in Python: what recording and launching cost
     Bound("elementwise_1m", "fused", 0.75),  # 0.4
     # 0.5 where eager pays for page faults at each op, 0.9 where malloc keeps the memory.
     Bound("layernorm_gelu_residual", "fused", 1.5, {"batch": 16}),
