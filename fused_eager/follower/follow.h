@@ -1,8 +1,8 @@
 // Following: an op that does what a remembered stream did next is handed out, and Python is not asked.
 //
 // What `follow.py` does, on the same objects, so that a stream may be followed here and recorded there op by op.
-// Whatever is unusual (native memory that an op writes, operands that share memory with one that is written) is
-// declined, as is any difference: Python then looks for itself. Nothing has been changed by then.
+// Whatever is unusual (native memory that others see, operands that share memory with one that is written) is declined,
+// as is any difference: Python then looks for itself. Nothing has been changed by then.
 
 #pragma once
 
@@ -20,7 +20,7 @@ inline PyObject* address_of(const c10::StorageImpl* storage) {
 
 // Whether the op comes from the line at which it was recorded: the innermost one outside of torch and this library.
 inline bool is_at(PyObject* place) {
-  static PyObject *known_name = name_of("_is_internal");
+  static PyObject* const known_name = name_of("_is_internal");
   PyObject* known = found(R.site, known_name);
   if (place != Py_None && (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 2)) return false;
   Ref frame = Ref::borrowed(reinterpret_cast<PyObject*>(PyEval_GetFrame()));

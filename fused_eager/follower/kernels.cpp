@@ -207,7 +207,8 @@ struct Kernel final : c10::OperatorKernel {
         number(found(R.site, details)) != 0 ||  // somebody wants to know more of each line than is compared here
         PyList_GET_SIZE(R.stream.nodes.of(stream)) + 1 >= settings.max_pending)
       return false;
-    const Ref kept = Ref::borrowed(step);
+    // Another thread may forget the step, or learn it anew, while Python is asked something.
+    const Ref kept = Ref::borrowed(step), made = Ref::borrowed(R.step.compiled.of(step));
     Follower follower(*known, step, stream);
     return follower.compare(given) && follower.record(stack);
   }
