@@ -63,6 +63,11 @@ def hand_over(storage: torch.UntypedStorage) -> None:
                     item.array = import_native(item)
 
 
+def is_awaited(cdata: int) -> bool:
+    """Whether a pending op of any thread is to read the native storage at this address."""
+    return any(cdata in stream.natives for stream in STREAMS)
+
+
 def protect(storage: torch.UntypedStorage, of: Stream | None = None) -> None:
     """Before somebody writes native memory: whoever was to read the old values gets them first. `of` has read them."""
     for stream in STREAMS:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import tempfile
+from pathlib import Path
 
 # The developer's own settings must not decide what is tested. Before anything reads them.
 for name in [name for name in os.environ if name.startswith("FUSED_EAGER_")]:
@@ -14,16 +14,14 @@ os.environ["FUSED_EAGER_VALIDATE"] = "1"
 # The compiled follower is built once for the developer's cache folder, not for each test process.
 from fused_eager.follower import build  # noqa: E402
 
-_FOLLOWER = None if build.obstacle() else build.library()
-if _FOLLOWER is not None:
+if not build.obstacle():
     build.build()
 # What is compiled must not depend on what was compiled before; tests of the cache open one of their own. And whoever
 # forgets to name a folder for it gets one that is not the developer's.
 os.environ["FUSED_EAGER_CACHE"] = "off"
 _CACHE_HOME = tempfile.TemporaryDirectory(prefix="fused-eager-tests-")
+build.lend(Path(_CACHE_HOME.name, "fused_eager"))
 os.environ["XDG_CACHE_HOME"] = _CACHE_HOME.name
-if _FOLLOWER is not None:
-    shutil.copytree(_FOLLOWER.parent, build.library().parent)
 # Which way is faster differs from run to run; tests of the choice make it themselves.
 os.environ["FUSED_EAGER_NATIVE"] = "never"
 # When the compiler is done differs too; tests of the background ask for it.

@@ -16,9 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import follower, fused_eager, sync
-from fused_eager.config import OptionError
+from fused_eager.config import OptionError, resolve
 from fused_eager.events import LOG
 from fused_eager.follower import build
+from fused_eager.stream import Stream
 
 from .suites import optimizers
 
@@ -205,6 +206,25 @@ def test_numbers_that_an_optimizer_counts_stay_where_they_are() -> None:
         for i in range(6):
             assert step() == pytest.approx(float((X * 2.0 / (i + 1)).sum()), rel=1e-5)
             assert count.item() == i + 1
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_number_that_somebody_waits_for_is_written_after_it_was_read(streams: int) -> None:
+    others = [Stream(resolve()) for _ in range(streams - 1)]
+    count = torch.zeros(())
+
+    def step() -> Tensor:
+        old = X + count  # pending, and reads what is written next
+        count.add_(1)
+        return old
+
+    with fused_eager(follower="compiled"):
+        for i in range(6):
+            with ways() as went:
+                old = step()
+            sync()
+            torch.testing.assert_close(old, X + i)
+    assert count.item() == 6 and went.followed == 1 and len(others) == streams - 1
 
 
 def test_a_view_of_something_native_is_written_when_others_wait_for_the_old_value() -> None:

@@ -124,15 +124,9 @@ def _tell(what: str, seconds: float) -> None:
 
 
 def close() -> None:
-    """All ops go to Python from now on: in a forked child, and where the interpreter ends."""
+    """All ops go to Python from now on: in a forked child, where XLA has no threads."""
     if _STATE.module is not None:
         _STATE.module.open(False)
 
 
-def reopen() -> None:
-    """Take that back."""
-    if _STATE.module is not None:
-        _STATE.module.open(True)
-
-
-__all__ = ["FollowerUnavailable", "attend", "close", "enter", "is_open", "reopen", "status", "ways"]
+__all__ = ["FollowerUnavailable", "attend", "close", "enter", "is_open", "status", "ways"]

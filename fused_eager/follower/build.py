@@ -72,9 +72,15 @@ def digest() -> str:
     return found.hexdigest()[:32]
 
 
-def library() -> Path:
-    """Where the built follower is, once it is."""
-    return default_root() / "follower" / digest() / f"{NAME}.so"
+def library(root: Path | None = None) -> Path:
+    """Where the built follower is, once it is; `root`: in that cache folder instead of the user's."""
+    return (root or default_root()) / "follower" / digest() / f"{NAME}.so"
+
+
+def lend(root: Path) -> None:
+    """Copy it, where it is built, to another cache folder: for processes that are to find nothing else there."""
+    if is_built():
+        shutil.copytree(library().parent, library(root).parent)
 
 
 def is_built() -> bool:

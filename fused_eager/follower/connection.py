@@ -69,6 +69,7 @@ def load(path: Path) -> ModuleType:
         native_input=pending.native_input,
         open_native=pending.open_native,
         must_stay=native.must_stay,
+        is_awaited=native.is_awaited,
         release_buffer=buffers.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,

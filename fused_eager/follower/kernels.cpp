@@ -94,6 +94,8 @@ bool is_being_read(PyObject* address) {  // `Backlog.is_reading`
   return false;
 }
 
+bool is_awaited(PyObject* address) { return is_true(checked(PyObject_CallOneArg(R.is_awaited, address)).get()); }
+
 // Whether a tensor is one finished number in native memory.
 bool is_finished_number(const at::Tensor& t) {
   if (!is_tensor_we_know(t) || t.numel() > 1 || t.is_complex()) return false;
@@ -228,9 +230,10 @@ struct Kernel final : c10::OperatorKernel {
     if (!is_in_place || (step != Py_None && R.step.info.of(step) == info)) return false;
     for (const IValue& a : given)
       if (holds_tensors(a) || (is_defined(a) && !is_wrapped(a) && !is_finished_number(a.toTensor()))) return false;
-    if (PyDict_GET_SIZE(R.streams) != 1) return false;
     const Ref address = checked(address_of(given[0].toTensor().storage().unsafeGetStorageImpl()));
-    return found(R.stream.natives.of(stream), address.get()) == nullptr && !is_being_read(address.get());
+    const bool alone = PyDict_GET_SIZE(R.streams) == 1;
+    if (alone ? found(R.stream.natives.of(stream), address.get()) != nullptr : is_awaited(address.get())) return false;
+    return !is_being_read(address.get());
   }
 
   void ask(const c10::OperatorHandle& op) const {
@@ -337,6 +340,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   R.native_input = names.kept("native_input");
   R.open_native = names.kept("open_native");
   R.must_stay = names.kept("must_stay");
+  R.is_awaited = names.kept("is_awaited");
   R.release_buffer = names.kept("release_buffer");
   R.with_scalars = names.kept("with_scalars");
   R.treatment_of = names.kept("treatment_of");
