@@ -68,8 +68,8 @@ def enter(config: Config) -> None:
                 build.build()
             _take_up()
         elif _STATE.builder is None and not _STATE.attending:
-            _STATE.why = build.obstacle() or "it is not built yet"
-            _STATE.attending, _STATE.since = not build.obstacle(), time.monotonic()
+            why = build.obstacle()
+            _STATE.why, _STATE.attending, _STATE.since = why or "it is not built yet", not why, time.monotonic()
         if config.follower == "compiled" and not is_open():
             raise FollowerUnavailable(f"no compiled follower: {_STATE.why}")
 

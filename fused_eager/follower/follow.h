@@ -44,7 +44,7 @@ inline bool is_at(PyObject* place) {
 // An input that the op brings to the stream if it turns out to be followed.
 struct Missing {
   const c10::Storage* storage;
-  PyObject *buffer, *block;  // borrowed; no buffer: native memory
+  PyObject *buffer, *block;  // of the operand; no buffer: native memory
   int64_t offset;            // bytes
 };
 
@@ -163,7 +163,7 @@ class Follower {
       } else if (input_of(storage, address.get(), buffer, o, offset * o.itemsize) != o.vid) {
         return false;
       }
-      found_.push_back(buffer);
+      found_.push_back(Ref::borrowed(buffer));
       if (o.where == Where::NATIVE) continue;  // it is its own input, wherever it begins
       if (o.moves)
         numbers_.emplace_back(offset);
@@ -214,7 +214,7 @@ class Follower {
 
   bool may_write() const {
     for (const Write& w : c_.writes) {
-      if (found_[w.operand] == nullptr && (!w.covers || must_stay(w.operand))) return false;
+      if (!found_[w.operand] && (!w.covers || must_stay(w.operand))) return false;
       if (tensors_[w.operand]->storage_offset() != c_.operands[w.operand].offset) return false;
       for (size_t k = 0; k < tensors_.size(); ++k)
         if (k != w.operand && storage_of(k) == storage_of(w.operand)) return false;
@@ -303,10 +303,10 @@ class Follower {
   void open_natives() {
     try {
       for (const Write& w : c_.writes) {
-        if (found_[w.operand] != nullptr) continue;
+        if (found_[w.operand]) continue;
         const Below below;
-        opened_.push_back(checked(PyObject_CallOneArg(R.open_native, python_storage(w.operand).get())));
-        found_[w.operand] = opened_.back().get();
+        found_[w.operand] = checked(PyObject_CallOneArg(R.open_native, python_storage(w.operand).get()));
+        opened_.push_back(w.operand);
       }
     } catch (...) {  // an interrupt
       release_opened();
@@ -315,8 +315,8 @@ class Follower {
   }
 
   void release_opened() const {
-    for (const Ref& b : opened_)
-      if (!Ref(PyObject_CallOneArg(R.release_buffer, b.get()))) PyErr_Clear();  // it is on the way to another error
+    for (const size_t k : opened_)
+      if (!Ref(PyObject_CallOneArg(R.release_buffer, found_[k].get()))) PyErr_Clear();  // it is on the way to another error
   }
 
   bool is_where_it_was() const {
@@ -331,7 +331,7 @@ class Follower {
       checked(PyDict_SetItem(pending, f.address.get(), f.buffer.get()));
     }
     for (const Write& w : c_.writes) {
-      PyObject* b = found_[w.operand];
+      PyObject* b = found_[w.operand].get();
       R.buffer.stream.set(b, stream_);
       R.buffer.epoch.set(b, R.stream.epoch.of(stream_));
       R.buffer.vid.set(b, w.vid.get());
@@ -378,10 +378,10 @@ class Follower {
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   c10::SmallVector<const at::Tensor*, 8> rewritten_;  // of a list: the elements get no new version above us
   c10::SmallVector<IValue, 4> numbers_;
-  c10::SmallVector<PyObject*, 8> found_;  // borrowed
+  c10::SmallVector<Ref, 8> found_;  // the operands' buffers: kept, for a finalizer may settle what they stand for
   c10::SmallVector<Missing, 4> missing_;
   std::vector<Fresh> fresh_;
-  std::vector<Ref> opened_;
+  std::vector<size_t> opened_;  // the operands that were native until now
 };
 
 }  // namespace fused_eager

@@ -209,6 +209,7 @@ class Learner {
       Argument& made = made_->arguments[i];
       const int hoists = PySet_Contains(hoisted.get(), checked(PyLong_FromSize_t(i)).get());
       checked(hoists);
+      const bool told = hoists && !hidden[i];  // as a number that may be another one next time
       made.value = a;
       made.kind = Argument::EXACT;
       if (wrapped && a.isTensor()) return false;
@@ -223,13 +224,11 @@ class Learner {
           made.shape.push_back(is_defined(item));
           if (is_defined(item)) tensors_.push_back(&item.toTensor());
         }
-      } else if (hidden[i] || !hoists) {
-        if (!same_value(a, a)) return false;
-      } else if (a.isInt() || a.isDouble()) {
+      } else if (told && (a.isInt() || a.isDouble())) {
         made.kind = Argument::NUMBER;
         made.omitted = schema_.arguments()[i].default_value();
         numbers_.push_back(a);
-      } else if (a.isList() && !a.toListRef().empty()) {
+      } else if (told && a.isList() && !a.toListRef().empty()) {
         made.kind = Argument::NUMBERS;
         made.value = IValue();
         for (const IValue& item : a.toListRef()) {
