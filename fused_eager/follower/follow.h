@@ -316,7 +316,7 @@ class Follower {
 
   void release_opened() const {
     for (const size_t k : opened_)
-      if (!Ref(PyObject_CallOneArg(R.release_buffer, found_[k].get()))) PyErr_Clear();  // it is on the way to another error
+      if (!Ref(PyObject_CallOneArg(R.release_buffer, found_[k].get()))) PyErr_Clear();  // on the way to another
   }
 
   bool is_where_it_was() const {
@@ -378,7 +378,7 @@ class Follower {
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   c10::SmallVector<const at::Tensor*, 8> rewritten_;  // of a list: the elements get no new version above us
   c10::SmallVector<IValue, 4> numbers_;
-  c10::SmallVector<Ref, 8> found_;  // the operands' buffers: kept, for a finalizer may settle what they stand for
+  c10::SmallVector<Ref, 8> found_;  // the operands' buffers: kept, for a finalizer may settle their values
   c10::SmallVector<Missing, 4> missing_;
   std::vector<Fresh> fresh_;
   std::vector<size_t> opened_;  // the operands that were native until now
