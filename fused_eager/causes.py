@@ -21,6 +21,7 @@ from .stream import Node, views
 
 VARIANTS = 64  # of one skeleton that are remembered
 SHOWN = 3  # differences that are told in full
+COMPARED = 1000  # ops that are searched for in as many others, which takes the product of both
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +180,22 @@ def _dtype(home: Home) -> str:
     return str(home[0]).removeprefix("torch.")
 
 
+def _alike(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
+    """How many items two sequences have in common at the beginning, and how many of the others at the end."""
+    start = end = 0
+    most = min(len(a), len(b))
+    while start < most and a[start] == b[start]:
+        start += 1
+    while end < most - start and a[-1 - end] == b[-1 - end]:
+        end += 1
+    return start, end
+
+
 def _middle(a: str, b: str) -> tuple[str, str]:
     """The parts of two texts between their common beginning and end, widened to whole words."""
-    start = 0
-    while start < min(len(a), len(b)) and a[start] == b[start]:
-        start += 1
+    start, end = _alike(a, b)
     while start and (a[start - 1].isalnum() or a[start - 1] in "._-"):
         start -= 1
-    end = 0
-    while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:
-        end += 1
     while end and (a[len(a) - end].isalnum() or a[len(a) - end] in "._"):
         end -= 1
     return a[start : len(a) - end] or "nothing", b[start : len(b) - end] or "nothing"
@@ -221,9 +228,11 @@ def other_ops(old: Compiled, now: Compiled) -> str:
     """How the ops differ from those that were compiled from the same line before; empty if nothing is alike."""
     a = [f"{op} at {site}" for op, site in zip(old.ops, old.sites, strict=True)]
     b = [f"{op} at {site}" for op, site in zip(now.ops, now.sites, strict=True)]
-    matcher = difflib.SequenceMatcher(None, a[:2000], b[:2000], autojunk=False)
+    start, end = _alike(a, b)
+    a, b = a[start : len(a) - end][:COMPARED], b[start : len(b) - end][:COMPARED]
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
     blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
-    if matcher.real_quick_ratio() == 0 or not blocks:
+    if not blocks:
         return ""
     _, a0, a1, b0, b1 = blocks[0]
     gone, new = a1 - a0, b1 - b0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+OWED = 256  # events whose data nobody has asked for yet
 KEPT = 10_000  # events of one kind that are kept in memory: a long run's flushes must not push out its compilations
 
 
@@ -62,10 +63,37 @@ class EventLog:
     sinks: list[Callable[[Event], None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     detailed: bool = False
+    owed: collections.deque[Callable[[], Event]] = field(default_factory=collections.deque)
+    paying: threading.RLock = field(default_factory=threading.RLock)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Append an event and count it."""
         event = Event(kind, time.perf_counter(), data, _thread.number)
+        self._keep(event)
+        for sink in self.sinks:
+            sink(event)
+
+    def emit_when_read(self, kind: str, find_out: Callable[[], dict[str, Any]]) -> None:
+        """Append an event whose data take a while to find out: at once where a sink wants them, else when the log is
+        read."""
+        if self.sinks:
+            self._pay()
+            self.emit(kind, **find_out())
+            return
+        at, thread = time.perf_counter(), _thread.number
+        self.owed.append(lambda: Event(kind, at, find_out(), thread))
+        if len(self.owed) > OWED:
+            self._pay(1)
+
+    def _pay(self, most: int | None = None) -> None:
+        """Find out what is owed, the oldest first."""
+        with self.paying:
+            for _ in range(len(self.owed) if most is None else most):
+                if self.owed:  # else the log has been cleared meanwhile
+                    self._keep(self.owed.popleft()())
+
+    def _keep(self, event: Event) -> None:
+        kind, _, data, _ = event
         with self.lock:
             told = self.kinds.get(kind)
             if told is None:
@@ -78,8 +106,6 @@ class EventLog:
                     sums[name] = sums.get(name, 0) + value
                 elif name == "reason":
                     told.reasons[value] = told.reasons.get(value, 0) + 1
-        for sink in self.sinks:
-            sink(event)
 
     def count(self, what: str, by: int = 1) -> None:
         """Add to a counter without keeping an event: for what happens once per op."""
@@ -88,6 +114,7 @@ class EventLog:
     @property
     def counts(self) -> collections.Counter[str]:
         """How often each kind was told, "kind for reason", and what `count` has counted."""
+        self._pay()
         with self.lock:
             out = self.counters.copy()
             for kind, told in self.kinds.items():
@@ -99,6 +126,7 @@ class EventLog:
     @property
     def totals(self) -> collections.Counter[str]:
         """The sums of the events' numbers, as "kind name"."""
+        self._pay()
         with self.lock:
             return collections.Counter(
                 {f"{kind} {name}": n for kind, told in self.kinds.items() for name, n in told.sums.items()}
@@ -107,16 +135,19 @@ class EventLog:
     @property
     def events(self) -> list[Event]:
         """Everything that is still kept, in the order in which it happened."""
+        self._pay()
         return self.of(*self.kinds)
 
     def of(self, *kinds: str) -> list[Event]:
         """The events of the given kinds that are still kept, in the order in which they happened."""
+        self._pay()
         with self.lock:
             found = [e for kind in kinds if kind in self.kinds for e in self.kinds[kind].events]
         return found if len(kinds) == 1 else sorted(found, key=lambda e: e.time)
 
     def clear(self) -> None:
         """Forget everything: the next report starts here."""
+        self.owed.clear()
         with self.lock:
             self.kinds.clear()
             self.counters.clear()
@@ -127,7 +158,7 @@ LOG = EventLog()
 
 def _in_child() -> None:
     # The thread that compiles in the background may have been telling something; it is not there to let go.
-    LOG.lock = threading.Lock()
+    LOG.lock, LOG.paying = threading.Lock(), threading.RLock()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -176,12 +176,17 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
 
 def came(nodes: Sequence[Node], homes: Mapping[int, Home], live: Collection[int], number: int) -> None:
     """A stream came in a form that had not come before, and ATen runs it, as the plan with this number."""
+    # How it differs from those before it takes longer to find out than all else about a stream that comes once.
+    LOG.emit_when_read("came", lambda: _about(nodes, homes, live, number))
+
+
+def _about(nodes: Sequence[Node], homes: Mapping[int, Home], live: Collection[int], number: int) -> dict[str, Any]:
     made = {r.vid for n in nodes for r in n.results}
     inputs = dict.fromkeys(v for n in nodes for v in operands(n) if v not in made)
     outputs = tuple(v for v in made if v in live)
     whole = Region(tuple(range(len(nodes))), tuple(inputs), outputs, (), "aten", Reason("region.new"))
     cause = causes.CAME.cause(causes.of(nodes, whole, homes, ""))
-    LOG.emit("came", plan=number, ops=len(nodes), **_told_cause(cause))
+    return {"plan": number, "ops": len(nodes), **_told_cause(cause)}
 
 
 def _told_cause(cause: causes.Cause) -> dict[str, Any]:

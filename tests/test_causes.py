@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,29 @@ def test_other_ops_on_the_same_line() -> None:
     cause = memory.cause(compiled((8,), ops=("aten.mm.default", "aten.mul.Tensor", "aten.relu.default")))
     assert cause.code == "ops"
     assert "other ops than before from train.py:1" in cause.why and "aten.mul.Tensor at train.py:2" in cause.why
+
+
+def test_other_ops_in_a_long_stream_are_found_between_what_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+
+    class Matcher(difflib.SequenceMatcher[str]):
+        def __init__(self, junk: None, a: list[str], b: list[str], autojunk: bool) -> None:
+            searched.append(len(a) * len(b))
+            super().__init__(junk, a, b, autojunk)
+
+    monkeypatch.setattr(difflib, "SequenceMatcher", Matcher)
+    memory = Memory()
+    many = ("aten.mm.default",) * 5000
+    sites = (BASE.sites[0],) * 10_002
+
+    def stream(*ops: str) -> Compiled:
+        return replace(compiled((8,)), ops=ops, sites=sites[: len(ops)])
+
+    memory.cause(stream(*many, *many))
+    cause = memory.cause(stream(*many, "aten.relu.default", *many))
+    assert "1 more, first aten.relu.default" in cause.why
+    memory.cause(stream(*many, "aten.sin.default", *many, "aten.cos.default"))
+    assert max(searched) <= causes.COMPARED**2
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fused_eager.events import LOG, Event, EventLog
+from fused_eager.events import LOG, OWED, Event, EventLog
 
 
 def test_events_are_kept_in_order_and_counted() -> None:
@@ -57,6 +57,42 @@ def test_sinks_get_each_event_at_once() -> None:
     log.sinks.append(seen.append)
     log.emit("a")
     assert seen == log.events
+
+
+def test_what_takes_long_to_find_out_is_found_out_when_somebody_reads() -> None:
+    log, asked = EventLog(), []
+
+    def find_out(n: int) -> dict[str, int]:
+        asked.append(n)
+        return {"n": n}
+
+    log.emit_when_read("slow", lambda: find_out(1))
+    log.emit("quick")
+    log.emit_when_read("slow", lambda: find_out(2))
+    assert not asked
+    assert log.totals["slow n"] == 3 and asked == [1, 2]
+    assert [(e.kind, e.data) for e in log.events] == [("slow", {"n": 1}), ("quick", {}), ("slow", {"n": 2})]
+    assert asked == [1, 2]
+    log.emit_when_read("slow", lambda: find_out(3))
+    log.clear()
+    assert not log.events and asked == [1, 2]
+
+
+def test_a_sink_gets_it_at_once_and_nothing_from_before() -> None:
+    log = EventLog()
+    seen: list[Event] = []
+    log.emit_when_read("a", lambda: {"n": 1})
+    log.sinks.append(seen.append)
+    log.emit_when_read("a", lambda: {"n": 2})
+    assert [e.data for e in seen] == [{"n": 2}]
+    assert [e.data for e in log.of("a")] == [{"n": 1}, {"n": 2}]
+
+
+def test_what_nobody_reads_is_found_out_before_there_is_too_much_of_it() -> None:
+    log, asked = EventLog(), []
+    for n in range(OWED + 5):
+        log.emit_when_read("a", lambda n=n: asked.append(n) or {})  # type: ignore[misc]
+    assert asked == [0, 1, 2, 3, 4]
 
 
 def test_clear_forgets_events_and_counts_but_no_sink() -> None:
