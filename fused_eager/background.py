@@ -29,6 +29,7 @@ from .progress import waiting
 
 if TYPE_CHECKING:
     from .load import Ready
+    from .trace import Step
 
 # With a stream that is being compiled, or reads in that time, until a thread stops recording: reports live on what is
 # recorded.
@@ -38,6 +39,11 @@ PART = 0.5  # of a stream's own time on ATen that a program waits for its compil
 NICE = 5  # where cores are short the program goes first
 
 
+def is_quick(ops: int, seconds: float) -> bool:
+    """Whether so many ops that take `seconds` on ATen are compiled in a part of that, as far as can be known."""
+    return ops * PER_OP < PART * seconds
+
+
 @dataclass(eq=False)
 class Waiting:
     """A stream without executables: what runs it `meanwhile`, and how they are to be made."""
@@ -45,6 +51,7 @@ class Waiting:
     meanwhile: Ready
     make: Callable[[], Ready]
     ops: int
+    first: Step | None = None  # of such streams
     asked: bool = False
     failed: bool = False
     met: int = 0
@@ -60,7 +67,7 @@ class Waiting:
 
     def wait_a_little(self, seconds: float) -> None:
         """Wait for the compilation where it takes less than a part of `seconds`, as far as can be known."""
-        if self.ops * PER_OP < PART * seconds:
+        if is_quick(self.ops, seconds):
             self.done.wait(PART * seconds)
 
     def meet(self, spell: Spell) -> Ready:
@@ -76,6 +83,8 @@ class Waiting:
         try:
             if not _QUEUE.closing:
                 self.ready = self.make()
+                if self.first is not None:
+                    self.first.warm = True
         except BaseException as error:
             # Tried again where the program can be told, when the stream comes next.
             self.failed = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import native, site
+from . import native, site, witness
 from .buffers import TABLE, Buffer, Home, storage_of
 from .opinfo import OpInfo
 from .pattern import matches
@@ -28,11 +28,10 @@ from .pending import (
     state_of,
 )
 from .stream import DeviceInput, NativeInput, Stream, start
-from .trace import DEVICE, NATIVE, Step
+from .trace import DEVICE, MISS, NATIVE, Step
 from .trap import offset_of
 
 Tensor = torch.Tensor
-MISS = object()  # the op is not the one that came next last time
 _default_dtype, _lookup = torch.get_default_dtype, TABLE.get
 
 
@@ -58,6 +57,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return MISS
     if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
+    witnessed = stream.witnessed is not None
     found: list[Buffer | None] = []
     new = _NewInputs(stream)
     for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
@@ -69,6 +69,8 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         if buffer is not None and buffer.stream is stream:
             if buffer.vid != vid:
                 return MISS
+        elif witnessed and buffer is not None and not buffer.is_at_home:
+            return MISS
         else:
             view = call.views[len(found)]
             if new.number(t, storage, buffer, where, view.block, offset * view.itemsize, home) != vid:
@@ -87,6 +89,9 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return MISS
     if scalars and (0 in scalars or scalars != node.scalars):  # 0.0 == -0.0, but they are two numbers
         node = node.with_scalars(scalars)
+    if witnessed:
+        new.add()
+        return witness.repeat(stream, step, node, args, kwargs, tensors)
 
     undo: Undo = []
     try:
@@ -155,7 +160,7 @@ class _NewInputs:
             if buffer is None:
                 native_input(self.stream, storage, block, offset)
             else:
-                device_input(self.stream, buffer)
+                device_input(self.stream, buffer, lifts=not self.stream.witnessed)
 
 
 _NONE: dict[Any, Any] = {}

@@ -75,7 +75,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
             found = _find(stream, known, ending, work)
         if found.shapes is None:
             known[ending] = found
-        ready = found
+            stream.warm()
+        ready = ready.meanwhile if stream.witnessed and isinstance(ready, Waiting) else found
         if ready.varies:
             stream.pace.varies()
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
@@ -118,12 +119,12 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
             telling.came(nodes, work.homes, work.live, meanwhile.number)
             CAME[shapes] = meanwhile.number
         make = functools.partial(_compiled, work, skeleton, meanwhile.number)
-        waiting = known[ending] = Waiting(meanwhile, make, len(nodes))
+        waiting = known[ending] = Waiting(meanwhile, make, len(nodes), stream.first)
     waiting.meanwhile = meanwhile
-    if not background.came_again(shapes, waiting):
-        return meanwhile
-    waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
-    return waiting.ready or meanwhile
+    if background.came_again(shapes, waiting) and not stream.witnessed:
+        waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
+        return waiting.ready or meanwhile
+    return meanwhile
 
 
 def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:

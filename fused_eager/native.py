@@ -69,10 +69,11 @@ def is_awaited(cdata: int) -> bool:
 
 
 def protect(storage: torch.UntypedStorage, of: Stream | None = None) -> None:
-    """Before somebody writes native memory: whoever was to read the old values gets them first. `of` has read them."""
+    """Before somebody writes native memory: whoever was to read the old values gets them first. `of` has read them, and
+    forgets them itself."""
     for stream in STREAMS:
-        pending = stream.natives.pop(storage._cdata, None)
-        if not pending or stream is of:
+        pending = None if stream is of else stream.natives.pop(storage._cdata, None)
+        if not pending:
             continue
         if storage.nbytes() <= SNAPSHOT_BYTES:
             for item in pending.values():

@@ -13,10 +13,10 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import buffers, lengths, native, site, witness
+from . import buffers, native, site, witness
 from .buffers import TABLE, storage_of
 from .calls import CALLS, Call, Foreign, View, new_call, take
-from .follow import MISS, follow
+from .follow import follow
 from .infer import Unknown
 from .opinfo import OpInfo
 from .pending import (
@@ -34,7 +34,7 @@ from .pending import (
     state_of,
 )
 from .stream import Node, Result, Stream, Use, Witnessed, start
-from .trace import DEVICE, MEMORY, NATIVE, PENDING, Operand, Step
+from .trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
 from .trap import offset_of
 
 Tensor = torch.Tensor
@@ -107,11 +107,12 @@ def _forgive(info: OpInfo, t: Tensor, view: View) -> None:
 
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record one call and return its outputs; or, where that cannot be, run it natively now."""
-    if stream.witnessed is None:
+    if not stream.nodes:
+        stream.witnessed = None  # what began it turned out to be nothing to record
+    if not witness.is_due(stream):
         out = follow(stream, info, args, kwargs)
         if out is not MISS:
             return out
-    # Else it is new, though another thread may have come by the same ops in the meantime: what they made is not there.
     parts: list[Any] = [info.number, torch.get_default_dtype()]
     tensors: list[Tensor] = []
     scalars: list[Any] = []
@@ -127,7 +128,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         call = CALLS.get(key)
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
         call = Unknown(str(error))
-    if call is None and stream.witnessed:
+    if call is None and (stream.witnessed or witness.may_begin(stream, site.here())):
         out = witness.perform_new(stream, info, tensors, args, kwargs)
         if out is not MISS:
             call = witness.learn(stream, info, key, tensors, args, kwargs, out)
@@ -239,7 +240,7 @@ def _append(
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
-    if known is step and place not in lengths.PLACES and witness.may_begin(stream):
+    if stream.witnessed is None and witness.begins(stream, known):
         stream.witnessed = Witnessed()
     if stream.witnessed:
         if out is MISS:

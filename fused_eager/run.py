@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import audit, buffers, measuring, telling, vacate
+from . import audit, background, buffers, measuring, telling, vacate
 from .arguments import as_array, import_native, numbers
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
@@ -191,6 +191,8 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
         ready = load(stream, live, donatable, reason)
         if ready.shapes is not None:
             SKELETONS.ran(ready.shapes, stream.spell.weight * seconds)
+            if background.is_quick(len(stream.nodes), SKELETONS.spent[ready.shapes]):
+                stream.warm()  # when it comes next it is waited for
     finally:
         for b, _ in assigned:
             b.stream = None

@@ -276,7 +276,8 @@ class Stream(_Referable):
     root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
-    witnessed: Witnessed | None = None  # it has not come before: ATen has run what is recorded
+    witnessed: Witnessed | None = None  # nothing is compiled for it: ATen has run what is recorded
+    first: Step | None = None  # the step of its first op
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -293,10 +294,17 @@ class Stream(_Referable):
 
     def went(self, step: Step) -> None:
         """Note in the trace memory that `step` is what came next."""
+        if not self.at.depth:
+            self.first = step
         self.at.likely = step
         if self.ended is not None:
             self.ended.then, self.ended = step, None
         self.at = step
+
+    def warm(self) -> None:
+        """A stream that begins like this one is to be held back until it ends: it is compiled, or soon is."""
+        if self.first is not None:
+            self.first.warm = True
 
     def reset(self) -> None:
         """Start the next epoch: the stream is empty, numbers start at zero."""
@@ -306,7 +314,7 @@ class Stream(_Referable):
         self.natives = {}
         self.reads = {}
         self.vids = 0
-        self.witnessed = None
+        self.witnessed = self.first = None
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
         known = self.root is MEMORY.root

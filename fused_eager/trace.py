@@ -28,6 +28,8 @@ ENDINGS = 64  # ways to end at one step: which values are live then, which input
 # Where the value of an operand is.
 PENDING, NATIVE, DEVICE = "pending", "native", "device"
 
+MISS = object()  # an op is not the one that came next last time
+
 
 class Operand(NamedTuple):
     """A tensor argument as it was recorded: the value it sees, and where in it.
@@ -59,6 +61,7 @@ class Step:
         "ready",
         "then",
         "vids",
+        "warm",
     )
 
     def __init__(self, info: Any, call: Any, node: Any, operands: tuple[Operand, ...], vids: int, depth: int):
@@ -74,6 +77,7 @@ class Step:
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
         self.ready: Bounded[Hashable, Ready | Waiting] = Bounded(ENDINGS)
+        self.warm = False  # of the first op of a stream: something that begins like that has been compiled, or is soon
 
 
 def _root() -> Step:

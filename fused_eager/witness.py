@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -24,17 +24,17 @@ from fused_eager.fusion_rules.lowering import leaves
 from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from . import buffers, native, run
+from . import buffers, lengths, native, run
 from .borrow import nbytes_of
 from .buffers import TABLE, Buffer, storage_of
 from .calls import Call, make_call, overlap, written
-from .follow import MISS
 from .infer import Unknown, described
 from .native import call as run_natively
 from .opinfo import OpInfo
 from .pending import refusal, returned
 from .reasons import Reason
-from .stream import NativeInput, Result, Stream
+from .stream import NativeInput, Node, Result, Stream, Witnessed
+from .trace import MISS, Step
 from .trap import offset_of
 
 Tensor = torch.Tensor
@@ -42,12 +42,22 @@ ROOM = 1 << 20  # bytes that may be dead before it is looked for them
 PART = 8  # and of what was alive then, this part
 
 
-def may_begin(stream: Stream) -> bool:
-    """Whether a stream is to be witnessed if its first op, which is about to be recorded, has not come first before.
+def is_due(stream: Stream) -> bool:
+    """Whether a stream is about to begin that is to be witnessed, if it begins as it is expected to."""
+    return stream.guess is not None and begins(stream, stream.guess)
+
+
+def begins(stream: Stream, step: Step) -> bool:
+    """Whether a stream is to be witnessed whose first op is at `step`."""
+    return not step.warm and may_begin(stream, step.node.place)
+
+
+def may_begin(stream: Stream, place: Hashable) -> bool:
+    """Whether a stream that begins at `place` is to be witnessed if nothing is compiled for it.
 
     What is really on the device would have to be waited for.
     """
-    if stream.nodes or stream.config.waits:
+    if stream.nodes or stream.config.waits or place in lengths.PLACES:
         return False
     return all(isinstance(i, NativeInput) or i.array is None for i in stream.inputs)
 
@@ -76,6 +86,8 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
         if t._is_zerotensor() or (b is not None and b.error is not None):
             return MISS
     fetch(stream, tensors)
+    if not stream.nodes:
+        stream.witnessed = Witnessed()
     return perform(stream, info, args, kwargs, tensors, targets) if stream.witnessed else MISS
 
 
@@ -116,8 +128,23 @@ def perform(
         native.protect(storage_of(tensors[i]), of=stream)
     assert stream.witnessed is not None
     began = time.perf_counter()
-    out = run_natively(info.op, args, kwargs)
+    try:
+        out = run_natively(info.op, args, kwargs)
+    except BaseException:
+        for i in targets:  # who knows what has been written
+            stream.natives.pop(storage_of(tensors[i])._cdata, None)
+        raise
     stream.witnessed.seconds += time.perf_counter() - began
+    return out
+
+
+def repeat(stream: Stream, step: Step, node: Node, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    """Run a call that is the next one of a remembered stream, whose inputs the stream has. Returns what it returns."""
+    out = perform(stream, step.info, args, kwargs, tensors, step.call.written)
+    stream.vids = step.vids
+    out = adopt(stream, step.call, tensors, node.results, out)
+    stream.nodes.append(node)
+    stream.went(step)
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import background, fused_eager, island, sync, trace
+from fused_eager import background, fused_eager, island, load, sync, trace
 from fused_eager.buffers import buffer_of, storage_of
 from fused_eager.trap import is_armed
 from tests.streams import events, forget_shapes, open_stream
@@ -92,15 +92,16 @@ def test_it_is_followed_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> 
         z[1:5] = y.sum(1)[1:5]
         return float(z.exp().sum())
 
-    with auto():
+    with fused_eager(compile="auto", native="never"):
         step()
         size = trace.MEMORY.size
-        for _ in range(2):  # what was in native memory is on the device from now on
+        for _ in range(3):  # it is compiled, and then what was in native memory is on the device
             step()
+            background.wait()
         with counted(monkeypatch) as counts:
             for _ in range(3):
                 step()
-    assert trace.MEMORY.size <= 2 * size
+    assert trace.MEMORY.size == size
     assert counts["missed"] == 0 and counts["followed"] > 0
 
 
@@ -114,6 +115,84 @@ def test_what_comes_again_is_compiled_as_if_it_had_been_recorded() -> None:
             background.wait()
             counts.append(len(seen))
     assert counts[0] == 0 and counts[1] > 0 and counts[1:] == [counts[1]] * 3
+
+
+def test_a_stream_is_witnessed_until_something_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
+    compiling = threading.Event()
+    make = load._compiled
+
+    def wait_first(*args: Any) -> Any:
+        compiling.wait()
+        return make(*args)
+
+    monkeypatch.setattr(load, "_compiled", wait_first)
+    x, ways = torch.randn(300), []
+
+    def step() -> float:
+        y = x.sin() + 2
+        ways.append(bool(open_stream().witnessed))
+        return float(y.square().sum())
+
+    wanted = step_in_eager = float((x.sin() + 2).square().sum())
+    with events("flush", "plan") as seen, auto():
+        got = [step() for _ in range(4)]
+        compiling.set()
+        background.wait()
+        got += [step() for _ in range(2)]
+    assert ways == [True] * 4 + [False] * 2
+    assert got[:4] == [step_in_eager] * 4 and got == pytest.approx([wanted] * 6, rel=1e-5)
+    how = {e.data["plan"]: {r["how"] for r in e.data["regions"]} for e in seen if e.kind == "plan"}
+    ran = [how[e.data["plan"]] for e in seen if e.kind == "flush"]
+    assert ran == [{"aten"}] * 4 + [{"xla"}] * 2
+
+
+def test_what_is_compiled_quickly_is_waited_for_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PART", 1e9)
+    x, ways = torch.randn(300), []
+    with events("compile") as seen, auto():
+        for _ in range(3):
+            y = x.cos() + 3
+            ways.append((bool(open_stream().witnessed), len(seen)))
+            float(y.sum())
+    assert ways == [(True, 0), (False, 0), (False, 1)]
+
+
+def test_a_witnessed_stream_is_compared_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "came_again", lambda shapes, waiting: False)  # nothing is ever compiled
+    x, w = torch.randn(40, 8), torch.randn(8)
+
+    def step(factor: float) -> list[float]:
+        y = (x * w).mul_(factor)
+        z = torch.zeros(40)
+        z[1:5] = y.sum(1)[1:5]
+        y[2].add_(z[0] + 1)
+        return [float(z.sum()), float(y.sum())]
+
+    wanted = [step(f) for f in (2.0, 2.0, 3.0, 0.0, 5.0)]
+    with auto():
+        got = [step(2.0)]
+        with counted(monkeypatch) as counts:
+            got += [step(f) for f in (2.0, 3.0, 0.0, 5.0)]
+    assert got == wanted
+    assert counts["missed"] <= 1, "of what comes after a stream for the first time, the first op"
+    assert counts["followed"] > 10
+
+
+def test_a_witnessed_stream_leaves_its_trace_anywhere() -> None:
+    x = torch.randn(30)
+
+    def step(turn: int) -> float:
+        y = x * 2
+        if turn % 3 == 1:
+            y = y.view(5, 6).sum(0)
+        if turn % 3 == 2:
+            y[3:9] = y[:6].clone()
+        return float((y + turn).square().sum())
+
+    wanted = [step(i) for i in range(9)]
+    with auto():
+        assert [step(i) for i in range(9)] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_an_op_that_raises_does_so_on_its_line_and_changes_nothing() -> None:

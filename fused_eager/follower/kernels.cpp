@@ -203,6 +203,7 @@ struct Kernel final : c10::OperatorKernel {
     static PyObject* const details = name_of("_details");
     PyObject* step = expected_of(stream);
     if (step == Py_None || R.step.info.of(step) != info || R.stream.witnessed.of(stream) != Py_None) return false;
+    if (PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0 && !is_true(R.step.warm.of(step))) return false;
     CompiledStep* known = compiled(step);
     if (known == nullptr || (known->is_island && !settings.allows_islands) ||
         known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
@@ -295,7 +296,7 @@ void find_slots(const Names& names) {
               {type, "unfinished"}, {type, "vids"}, {type, "witnessed"}};
   type = names.of("Step");
   R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
-            {type, "operands"}, {type, "then"}, {type, "vids"}};
+            {type, "operands"}, {type, "then"}, {type, "vids"}, {type, "warm"}};
   type = names.of("Node");
   R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
   type = names.of("Pace");

@@ -14,7 +14,7 @@ struct StreamSlots {
   Slot witnessed;
 };
 struct StepSlots {
-  Slot call, compiled, depth, info, likely, node, operands, then, vids;
+  Slot call, compiled, depth, info, likely, node, operands, then, vids, warm;
 };
 struct NodeSlots {
   Slot place, results, scalars;
