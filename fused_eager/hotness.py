@@ -92,10 +92,20 @@ class Spell:
         """Begin a spell that lasts until something has happened, and then to the next sync point."""
         self.until, self.left, self.passed = until, 1, 0
 
+    def rest_until_sync(self) -> None:
+        """Begin a spell that lasts to the next sync point, unless one is under way."""
+        if not self.left:
+            self.rest(lambda: True)
+
     def wake(self) -> None:
         """It has happened. From another thread: where no sync points come, nothing else would end the spell."""
         if self.until is not None and not self.passed:
             self.until, self.left = None, 0
+
+    @property
+    def is_impatient(self) -> bool:
+        """Whether one more unstable stream begins a spell."""
+        return self.unstable >= PATIENCE - 1
 
     def saw(self, hot: bool, signature: Hashable = None) -> None:
         """A stream was run: compiled (hot), or node by node because its shapes are new."""

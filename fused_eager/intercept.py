@@ -193,6 +193,10 @@ class FrontDoor(TorchDispatchMode):
         if mode == "fused":
             if pending >= config.max_pending:
                 run.flush(stream, Reason("cut.full", f"{pending} ops"))
+            elif stream.strayed:
+                # Nobody knows whether this length will come again: what follows is not written down this time.
+                run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
+                stream.spell.rest_until_sync()
         elif pending > before:
             try:
                 run.flush(stream, Reason("mode.single"))

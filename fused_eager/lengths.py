@@ -31,7 +31,9 @@ from .plan import Region, Work
 from .row_blocks import cut
 from .site import describe
 from .straight_line import Numbering, Program, flatten
+from .stream import Stream
 from .template import LARGE, Refused, Template, Unlike, template
+from .trace import Step
 
 _BEFORE: Bounded[Hashable, Work] = Bounded(64)  # the last stream of each kind
 _FOUND: Bounded[Hashable, Template | str] = Bounded(256)  # and what has become of them: a text says why nothing has
@@ -40,6 +42,26 @@ TRIES = 4
 _MAKING = "it is being compiled"
 # The lines from which streams come that are run block by block, once they are recorded.
 PLACES: Bounded[Hashable, bool] = Bounded(256)
+
+
+def strays(stream: Stream, expected: Step | None, step: Step) -> bool:
+    """Whether a stream is to be given up at a new step: the op is the one that was expected there, on tensors of
+    another length. Nobody knows whether that length will come again, and writing down what follows costs more than
+    running it; not where it is so large that this is little beside it, and that it may be run block by block. Only in a
+    loop that reads, for it goes on at the next read."""
+    if expected is None or stream.config.waits or not stream.after_read:
+        return False
+    if expected.info is not step.info or expected.node.place != step.node.place:
+        return False
+    a, b = _homes_of(expected), _homes_of(step)
+    alike = [(dtype, len(size)) for dtype, size in a] == [(dtype, len(size)) for dtype, size in b]
+    return alike and a != b and max(map(nbytes_of, b)) < LARGE
+
+
+def _homes_of(step: Step) -> list[Home]:
+    """The dtypes and sizes of what an op takes and makes."""
+    taken = [(v.geometry.dtype, v.geometry.size) for v in step.call.views]
+    return taken + [(o.spec.dtype, o.spec.shape) for o in step.call.outputs]
 
 
 def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:

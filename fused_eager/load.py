@@ -82,7 +82,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
             stream.pace.restart()
     stream.pace.flushed(ready.pieces)
-    stream.spell.saw(not ready.unstable, ready.shapes if ready.unstable else None)
+    stable = not (ready.unstable or stream.strayed)
+    stream.spell.saw(stable, ready.shapes if ready.unstable else None)
     return ready
 
 
@@ -94,6 +95,10 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         return _make_ready(work)
     nodes = work.nodes
     shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
+    if stream.strayed:
+        given_up = _on_aten(work, shapes, "region.unstable" if stream.spell.is_impatient else "region.new")
+        telling.came(nodes, work.homes, work.live, given_up.number)
+        return given_up
     skeleton = tuple([n.number for n in nodes])
     waits, again = work.config.waits, shapes in background.FORMS
     if waits or again:

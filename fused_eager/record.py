@@ -13,7 +13,7 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from . import buffers, native, site, witness
+from . import buffers, lengths, native, site, witness
 from .buffers import TABLE, storage_of
 from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import follow
@@ -239,6 +239,7 @@ def _append(
     )
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
+    expected = stream.expected()
     known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
     if stream.witnessed is None and witness.begins(stream, known):
         stream.witnessed = Witnessed()
@@ -252,4 +253,5 @@ def _append(
         out = _defer(stream, call, tensors, results, undo)
     stream.nodes.append(node)
     stream.went(known)
+    stream.strayed = known is step and lengths.strays(stream, expected, step)
     return out

@@ -114,6 +114,7 @@ def run_alone(
     return [buffers.to_tensor(o) for o in outputs]
 
 
+READS = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops do it again
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
 
 
@@ -125,6 +126,8 @@ def flush(stream: Stream, reason: Reason) -> None:
             say so, all others are valid.
     """
     with LOCK, unobserved():
+        if not stream.strayed:  # else it has been given up in the middle
+            stream.after_read = reason.code in READS
         if stream.unfinished is not None:
             _finish(stream)
         if stream.nodes:

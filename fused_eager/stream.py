@@ -278,6 +278,8 @@ class Stream(_Referable):
     guess: Step | None = None  # how this one began when it last came after that
     witnessed: Witnessed | None = None  # nothing is compiled for it: ATen has run what is recorded
     first: Step | None = None  # the step of its first op
+    strayed: bool = False  # its last op is one of a length that has not come before
+    after_read: bool = False  # the one before it ended because the program read a value
 
     def __post_init__(self) -> None:
         STREAMS.add(self)
@@ -315,6 +317,7 @@ class Stream(_Referable):
         self.reads = {}
         self.vids = 0
         self.witnessed = self.first = None
+        self.strayed = False
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
         known = self.root is MEMORY.root

@@ -117,7 +117,7 @@ def test_streams_that_are_there_rest_too_while_another_one_is_compiled(held: thr
         known(), known()
         background.wait()
         held.clear()
-        other(), other()
+        other(), other(), other()  # of another length: it is written down when it comes again
         assert background.busy()
         with events("flush") as seen:
             for _ in range(4 * background.MEETINGS):

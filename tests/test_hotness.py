@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from fused_eager import fused_eager
+from fused_eager import background, fused_eager, sync
 from fused_eager.hotness import LONGEST, PATIENCE, SIGHTINGS, SINGLES, SPELL, VARIANTS, Skeletons, Spell
-from tests.streams import events, stable_shapes
+from tests.streams import events, open_stream, stable_shapes
 
 
 def test_the_first_variants_are_compiled_at_sight() -> None:
@@ -82,6 +83,50 @@ def test_a_spell_begins_after_unstable_streams_in_a_row() -> None:
     assert spell.left == 0, "a hot one in between starts the count again"
     spell.saw(hot=False)
     assert spell.left == SPELL
+
+
+def test_a_stream_is_given_up_at_an_op_of_a_new_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
+    background.wait()
+    recorded: list[int] = []
+    wanted = {n: float((torch.zeros(n, 4) + 3).cos().sum()) for n in range(5, 10 + SPELL)}
+    with stable_shapes(), events("flush") as seen, fused_eager(compile="auto", native="never"):
+
+        def round_of(n: int) -> float:
+            y = torch.full((4,), 2.0) + 1
+            rows = torch.zeros(n, 4)
+            result = float((rows + y).cos().sum())
+            recorded.append(sum(e.data["ops"] for e in seen))
+            seen.clear()
+            return result
+
+        for n in (5, 6, 7, 8):
+            assert round_of(n) == pytest.approx(wanted[n])
+        assert recorded == [6, 3, 3, 3], "given up at the first op of another length"
+        spell = open_stream().spell
+        assert spell.left == SPELL - 1 and spell.code == "region.unstable"
+        while spell.left:
+            n = 9 + spell.left
+            assert round_of(n) == wanted[n] and recorded[-1] == 0
+        for _ in range(2):
+            round_of(9)
+        assert recorded[-2:] == [3, 0], "a look"
+
+
+def test_where_nothing_is_read_a_new_length_is_written_down() -> None:
+    """What would be given up there would stay so for as long as the program runs."""
+    with stable_shapes(), events("flush") as seen, fused_eager(compile="auto", native="never"):
+        for n in (5, 5, 6, 7):
+            ((torch.zeros(n, 4) + 2).cos() * 3).sum()
+            sync()
+    assert [e.data["ops"] for e in seen] == [5] * 4
+
+
+def test_large_lengths_are_written_down() -> None:
+    with stable_shapes(), events("flush") as seen, fused_eager(compile="auto", native="never"):
+        for n in (1_100_000, 1_200_000):
+            float((torch.ones(n) + 1).sum())
+    assert [e.data["ops"] for e in seen] == [3, 3]
 
 
 def test_a_stream_that_has_settled_stands_for_its_spell() -> None:
