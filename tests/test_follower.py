@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fused_eager import follower, fused_eager, sync
+from fused_eager import follower, fused_eager, load, site, sync
 from fused_eager.config import OptionError, resolve
 from fused_eager.events import LOG
 from fused_eager.follower import build
 from fused_eager.stream import Stream
 
+from .streams import events
 from .suites import optimizers
 
 pytestmark = pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
@@ -313,15 +314,47 @@ def test_threads_follow_streams_of_their_own() -> None:
     assert not wrong
 
 
-def test_who_asks_for_details_gets_them() -> None:
-    """Lines of modules and of gradients are Python's to find."""
+def test_what_was_recorded_without_details_is_recorded_again_with_them() -> None:
     with fused_eager(follower="compiled"):
         settled(lambda: program(X, W))
-        from fused_eager.site import detailed
+        with site.detailed():
+            with ways() as went:
+                program(X, W)
+                sync()
+            assert went.followed == 0
+            settled(lambda: program(X, W))
+            with ways() as went:
+                program(X, W)
+                sync()
+            assert went.followed > 0
 
-        with detailed(), ways() as went:
-            program(X, W)
-    assert went.followed == 0
+
+@pytest.mark.parametrize("follower", ["python", "compiled"])
+def test_a_gradient_has_the_line_of_its_op_although_that_was_followed(follower: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+    x = torch.randn(5, 8)
+
+    def forward() -> Tensor:
+        return model(x).sin()  # <- forward
+
+    load.forget()
+    with fused_eager(follower=follower), site.detailed():
+        settled(forward)
+        with ways() as went:
+            y = forward()
+        assert (went.followed > 0) == (follower == "compiled")
+        y.backward(torch.ones(5, 8))  # for the first time
+        sync()
+        with events("plan") as seen:
+            forward().square().backward(torch.ones(5, 8))
+            sync()
+    rows = [row for e in seen for region in e.data["regions"] for row in region["lines"]]
+    lines = Path(__file__).read_text().splitlines()
+    here = f"{__file__}:{next(i for i, text in enumerate(lines, 1) if text.endswith('# <- forward'))}"
+    found = {(module, backward, op) for place, module, backward, ops in rows if place == here for op in ops}
+    assert ("Sequential.1", True, "aten.tanh_backward.default") in found
+    assert ("Sequential.0", True, "aten.mm.default") in found
+    assert ("", True, "aten.cos.default") in found
 
 
 def test_the_time_that_following_takes_is_measured() -> None:

@@ -96,4 +96,5 @@ _CLASSES = (
     Spell,
     DeviceInput,
     NativeInput,
+    site.Place,
 )

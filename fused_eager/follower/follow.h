@@ -9,6 +9,8 @@
 #include "step.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Storage.h>
 #include <frameobject.h>
 
@@ -18,16 +20,24 @@ inline PyObject* address_of(const c10::StorageImpl* storage) {
   return PyLong_FromVoidPtr(const_cast<c10::StorageImpl*>(storage));
 }
 
-// Whether the op comes from the line at which it was recorded: the innermost one outside of torch and this library.
-inline bool is_at(PyObject* place) {
+// The line of an op, for its gradient: autograd's number of the node that was made for it ties the two together.
+inline void remember_for_gradient(PyObject* place) {
+  static PyObject *const forward = name_of("_forward"), *const add = name_of("add");
+  thread_local uint64_t last = 0;
+  const uint64_t next = at::sequence_number::peek();
+  if (next == last || !c10::GradMode::is_enabled()) return;  // the first op after a node was made is the node's
+  last = next;
+  checked(PyObject_CallMethodOneArg(found(R.site, forward), add, place));
+}
+
+inline bool is_on_line(PyObject* line) {
   static PyObject* const known_name = name_of("_is_internal");
   PyObject* known = found(R.site, known_name);
-  if (place != Py_None && (!PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 2)) return false;
   Ref frame = Ref::borrowed(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
   while (frame) {
     auto* f = reinterpret_cast<PyFrameObject*>(frame.get());
     const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(f)));
-    const bool expected = place != Py_None && PyTuple_GET_ITEM(place, 0) == code.get();
+    const bool expected = line != Py_None && PyTuple_GET_ITEM(line, 0) == code.get();
     if (!expected) {
       PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
       PyObject* internal = found(known, file);
@@ -36,9 +46,20 @@ inline bool is_at(PyObject* place) {
       frame = Ref(reinterpret_cast<PyObject*>(PyFrame_GetBack(f)));
       continue;
     }
-    return PyFrame_GetLineNumber(f) == number(PyTuple_GET_ITEM(place, 1));
+    return PyFrame_GetLineNumber(f) == number(PyTuple_GET_ITEM(line, 1));
   }
-  return place == Py_None;
+  return line == Py_None;
+}
+
+// Whether the op comes from the line at which it was recorded: the innermost one outside of torch and this library.
+// Where somebody wants details it was recorded as a `Place`, whose last part is that line.
+inline bool is_at(PyObject* place) {
+  static PyObject* const details = name_of("_details");
+  const bool detailed = number(found(R.site, details)) != 0 && place != Py_None;
+  if (detailed ? Py_TYPE(place) != R.place_type : place != Py_None && !PyTuple_CheckExact(place)) return false;
+  if (!is_on_line(detailed ? PyTuple_GET_ITEM(place, 4) : place)) return false;
+  if (detailed && PyTuple_GET_ITEM(place, 3) == Py_False) remember_for_gradient(place);
+  return true;
 }
 
 // An input that the op brings to the stream if it turns out to be followed.

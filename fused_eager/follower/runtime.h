@@ -36,6 +36,7 @@ struct Runtime {
   DeviceInputSlots read;
   Slot native_vid, spell_left;
   PyTypeObject *front_door = nullptr, *buffer_type = nullptr, *device_input_type = nullptr;
+  PyTypeObject* place_type = nullptr;  // the line of an op, where somebody wants to know more than the line
   PyObject* table = nullptr;    // the storages whose value is not in their memory, by address
   PyObject* streams = nullptr;  // those that live, by weak reference
   PyObject* backlog = nullptr;  // what has been launched
