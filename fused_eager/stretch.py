@@ -171,6 +171,7 @@ class Stretch:
     asked: set[Ran] = field(default_factory=set)
     owed: list[tuple[Ran, Place, Choice | None]] = field(default_factory=list)
     offered: tuple[Place, Choice] | None = None
+    kept: bool | None = None  # while the other way is tried again: the one that was chosen, whose times are old
     tried: bool = False  # torch alone, without our mode on its stack, since fused was last found to be worth it
     trying: bool = False  # and that is what is being done
     alone_s: float = 0.0  # the fastest one then; 0 if there was none
@@ -190,7 +191,7 @@ class Stretch:
         if native is not self.chosen or end != self.end:
             return None
         if not self.steady.holds(seconds):
-            self.chosen, self.length = None, 0
+            self.chosen, self.kept, self.length = None, None, 0
             self._forget(self.fused)
             self._forget(self.native)
             return None
@@ -247,6 +248,7 @@ class Stretch:
                 kept, other = (self.native, self.fused) if self.chosen else (self.fused, self.native)
                 kept.keep(self.end, self._samples)
                 self._forget(other)
+                self.kept = self.chosen
             self.chosen, self.trying = None, False
         self.end = (self.fused if self.fused.count else self.native).usual()
         if not self._suffices(self.fused, self.native):
@@ -269,6 +271,11 @@ class Stretch:
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
         fused, native = self._takes(self.fused), self._takes(self.native)
+        kept, self.kept = self.kept, None
+        if kept is not None and native and is_worth(fused, native) is kept:
+            # It would be given up for times of another hour: a program that logged in every step may not do so now.
+            (self.native if kept else self.fused).clear()
+            return kept
         if native and is_worth(fused, native) and native < FAR * fused and not self.tried:
             return self._try_alone(native)
         native = min(native, self.alone_s or native)

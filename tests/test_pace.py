@@ -146,7 +146,7 @@ def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -
     later = ways(clock, fused=0.8, native=0.99, stretches=4 * SOON, own=own)
     began = later.index(False)
     assert SOON <= began <= SOON + 2
-    again = [False] * SAMPLES + [True] * SAMPLES  # the second: torch alone
+    again = [False] * SAMPLES + [True] * 2 * SAMPLES  # natively, for what it takes by now, and torch alone
     assert later[began:] == again + [False] * (4 * SOON - began - len(again))
 
 
@@ -158,6 +158,28 @@ def test_the_other_way_is_compared_with_what_the_kept_one_takes_by_then(monkeypa
     quiet = ways(clock, fused=0.9, native=1.0, stretches=AGAIN, own=own)
     assert any(quiet), "it has been tried again"
     assert not any(quiet[-AGAIN // 4 :])
+
+
+@pytest.mark.parametrize(("fused", "native"), [(1.4, 1.0), (1.0, 2.4)])
+def test_the_way_that_is_kept_is_not_given_up_for_times_of_another_phase(
+    fused: float, native: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that did a lot between two reads stops doing it when the other way is tried again."""
+    clock, own, ran, host = Clock(monkeypatch), Pace(), [], 8.0
+    own.passed(READ, True)
+    better = native < fused
+    for _ in range(4 * AGAIN):
+        own.begin(READ, "op")
+        ran.append(own.native)
+        if len(ran) > len(MEASURED) + SOON and own.native is not better:
+            host = 0.0
+        clock.now += host + (native if own.native else fused)
+        own.passed(READ, not own.native)
+    assert host == 0.0, "it has been tried again"
+    assert ran[-AGAIN:].count(better) > 0.9 * AGAIN
+    changed = len(ran) - ran[::-1].index(not better)
+    assert ran[changed - SAMPLES : changed].count(not better) == SAMPLES
+    assert ran.count(not better) <= 6 * SAMPLES, "it was not given up"
 
 
 def test_what_contexts_take_to_leave_counts_where_the_way_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
