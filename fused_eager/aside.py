@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 READS = 2  # values that are read without another kind of turn until reads are taken for one
 LEAST = 4  # sync points that a spell has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
+GLANCE = 2e-4  # seconds of a loop that does little but read, in which one read is looked at
+MOST_UNSEEN = 63  # reads
 
 
 @dataclass
@@ -40,23 +42,32 @@ class Turns:
     count: int = 0
     fastest: float = math.inf
     slowest: float = 0.0
-    _spent: float = 0.0  # by those that have not been compared yet
+    _spent: float = 0.0  # by those that have not been compared yet,
+    _fresh: int = 0  # and how many these are
     _steady: Steady = field(default_factory=Steady)
 
-    def ended(self, now: float) -> bool:
-        """One has ended. False when it has become clear that they take another time now."""
+    def ended(self, now: float, turns: int = 1) -> bool:
+        """One has ended, or so many since the last that was told. False when it has become clear that they take another
+        time now."""
         began, self.since = self.since, now
-        self.count += 1
+        self.count += turns
         if not began:
             return True
-        took = now - began
+        took = (now - began) / turns
         self.fastest, self.slowest = min(self.fastest, took), max(self.slowest, took)
-        self._spent += took
+        self._spent, self._fresh = self._spent + now - began, self._fresh + turns
         # A turn of a loop may read several values, one long after the one before it and the others not.
-        if self.kind == "read" and self.count % TOGETHER:
+        together = TOGETHER if self.kind == "read" else 1
+        if self._fresh < together:
             return True
-        spent, self._spent = self._spent, 0.0
-        return self._steady.holds(spent)
+        usual = together * self._spent / self._fresh
+        self._spent, self._fresh = 0.0, 0
+        return self._steady.holds(usual)
+
+    @property
+    def unseen(self) -> int:
+        """How many of those to come need not be told one by one."""
+        return min(int(GLANCE / self.fastest), MOST_UNSEEN) if self.kind == "read" else 0
 
     @property
     def usual(self) -> float:

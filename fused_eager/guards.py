@@ -31,7 +31,7 @@ from .buffers import LOCK, TABLE, storage_of
 from .intercept import looked_at, passed_sync, stepped
 from .quiet import adopt, inside, stack, without
 from .reasons import Reason
-from .threads import current_door, in_context_of
+from .threads import THREAD, current_door, in_context_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,12 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def read(*args: Any, **kwargs: Any) -> Any:
         number = original(*args, **kwargs)
-        door = current_door()
-        if door is not None:
+        door = THREAD.door
+        if door is None:
+            return number
+        if door.unseen:  # a loop that does little else would feel it
+            door.unseen -= 1
+        else:
             aside.read(door)
             follower.attend()
         return number

@@ -120,12 +120,12 @@ class Spell:
             self.unstable, self.left = PATIENCE - 1, self.length
             self.length = min(2 * self.length, LONGEST)
 
-    def passed_sync(self) -> None:
-        """Count down at a sync point."""
+    def passed_sync(self, points: int = 1) -> None:
+        """Count down at a sync point, or at so many since the last one."""
         if not self.left:
             return
-        self.passed += 1
+        self.passed += points
         if self.until is None:
-            self.left -= 1
+            self.left = max(self.left - points, 0)
         elif self.until():
             self.until, self.left = None, 0

@@ -63,6 +63,7 @@ class FrontDoor(TorchDispatchMode):
         self.hidden = False  # taken off the stack of modes for the length of a call
         self.reads = 0  # values that were read since the last other turn
         self.until = 0.0  # when it comes back, having stepped aside
+        self.unseen = self._granted = 0  # reads that need not be looked at then: those left, and those there were
         self._turns = Turns("step", 0.0)  # in that time
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 
@@ -88,15 +89,19 @@ class FrontDoor(TorchDispatchMode):
     def stood_aside(self, turn: Turn) -> None:
         """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
         now, turns, same = time.perf_counter(), self._turns, True
+        passed = 1 + self._granted - self.unseen
+        self.unseen = self._granted = 0
         if turns.kind == "entry":
             turns.kind = turn
         if turn == turns.kind:
-            same = turns.ended(now)  # else it is another program now
+            same = turns.ended(now, passed)  # else it is another program now
             if now - self._left > TOLD_EVERY:
                 self._tell()
-            self.stream.spell.passed_sync()
+            self.stream.spell.passed_sync(passed)
         if not same or (now >= self.until and not self.stream.spell.left):
             self.come_back()
+        elif turn == "read":
+            self.unseen = self._granted = turns.unseen
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
@@ -114,6 +119,7 @@ class FrontDoor(TorchDispatchMode):
 
     def _return(self) -> None:
         self._aside = None
+        self.unseen = self._granted = 0
         self._tell()
         self.stream.pace.resume(self._turns.usual)
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace, report, stretch, sync
-from fused_eager.aside import READS
+from fused_eager.aside import MOST_UNSEEN, READS, Turns
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from fused_eager.stretch import SAMPLES, Stretch
@@ -307,15 +307,48 @@ def test_where_nothing_else_comes_round_reads_do(growing: Callable[[], float]) -
     [*map(methodcaller, ("item", "tolist", "numpy")), bool, int, float, complex, str, range(9).__getitem__],
     ids=["item", "tolist", "numpy", "bool", "int", "float", "complex", "str", "index"],
 )
-def test_any_read_is_a_turn(native_wins: None, read: Callable[[torch.Tensor], Any]) -> None:
+def test_any_read_is_a_turn(
+    native_wins: None, monkeypatch: pytest.MonkeyPatch, read: Callable[[torch.Tensor], Any]
+) -> None:
     """Also those that no dispatcher sees. They hand out what they do in eager."""
+    monkeypatch.setattr("fused_eager.aside.MOST_UNSEEN", 2)
     x = torch.arange(3)
     wanted = read((x * 2 + 1).sum() - 1)
     found = []
     with fused_eager(native="measured"):
-        aside = turns(lambda: found.append(read((x * 2 + 1).sum() - 1)), 60)
+        aside = turns(lambda: found.append(read((x * 2 + 1).sum() - 1)), 120)
     assert all(value == wanted for value in found)
-    assert any(aside) and not all(aside[-20:])
+    assert any(aside) and not all(aside[-60:])
+
+
+def test_of_reads_that_come_fast_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretch, "FACTOR", 2.0)
+    turns, now = Turns("read", 1.0), 1.0
+    assert not turns.unseen, "nothing is known of them yet"
+    for _ in range(20):
+        points = 1 + turns.unseen
+        now += 1e-5 * points
+        assert turns.ended(now, points)
+    assert turns.unseen == 20 and turns.usual == pytest.approx(1e-5)
+    changed = [turns.ended(now := now + 2e-3 * 21, 21) for _ in range(stretch.SURPRISES)]
+    assert changed[-1] is False, "each takes 2 ms now"
+    assert not Turns("step", 1.0, fastest=1e-5).unseen
+
+
+def test_reads_that_are_not_looked_at_count(native_wins: None) -> None:
+    x, seen = torch.arange(3), []
+    with fused_eager(native="measured"):
+        door = current_door()
+        monitor = door.stood_aside
+
+        def stood_aside(turn: Any) -> None:
+            seen.append(1 + door._granted - door.unseen)
+            monitor(turn)
+
+        door.stood_aside = stood_aside  # type: ignore[method-assign]
+        for _ in range(500):
+            float(x.sum())
+    assert 1 < max(seen) <= 1 + MOST_UNSEEN and len(seen) < sum(seen) <= 500
 
 
 def test_reads_are_no_turn_where_nothing_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
