@@ -132,10 +132,9 @@ def _settled(t: Any, guard: Guard) -> bool:
 def _wrap(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not guard.exposes and native.nothing_is_pending():
-            door = current_door()
-            if door is None or door.hidden:  # as in printing, which reads each element of what is being read
-                return original(*args, **kwargs)
+        door = THREAD.door
+        if (door is None or door.hidden) and not guard.exposes and native.nothing_is_pending():
+            return original(*args, **kwargs)  # as in printing, which reads each element of what is being read
         waited = []
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, torch.Tensor):
@@ -167,7 +166,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     def read(*args: Any, **kwargs: Any) -> Any:
         number = original(*args, **kwargs)
         door = THREAD.door
-        if door is None:
+        if door is None or door.hidden:
             return number
         if door.unseen:  # a loop that does little else would feel it
             door.unseen -= 1
