@@ -23,8 +23,10 @@ demo: .venv/.made
 test: .venv/.made
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
+# The second time as where there is no compiler.
 test-full: .venv/.made-full
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-OWED = 256  # events whose data nobody has asked for yet
+OWED = 64  # events whose data nobody has asked for yet: what they are found out from is kept
 KEPT = 10_000  # events of one kind that are kept in memory: a long run's flushes must not push out its compilations
 
 

@@ -7,8 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-# The developer's own settings must not decide what is tested. Before anything reads them.
-for name in [name for name in os.environ if name.startswith("FUSED_EAGER_")]:
+# The developer's own settings must not decide what is tested; who follows is asked for. Before anything reads them.
+for name in [name for name in os.environ if name.startswith("FUSED_EAGER_") and name != "FUSED_EAGER_FOLLOWER"]:
     del os.environ[name]
 os.environ["FUSED_EAGER_VALIDATE"] = "1"
 # The compiled follower is built once for the developer's cache folder, not for each test process.
