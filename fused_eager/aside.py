@@ -67,7 +67,9 @@ class Turns:
     @property
     def unseen(self) -> int:
         """How many of those to come need not be told one by one."""
-        return min(int(GLANCE / self.fastest), MOST_UNSEEN) if self.kind == "read" else 0
+        if self.kind != "read":
+            return 0
+        return MOST_UNSEEN if MOST_UNSEEN * self.fastest <= GLANCE else int(GLANCE / self.fastest)
 
     @property
     def usual(self) -> float:

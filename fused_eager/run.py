@@ -114,7 +114,7 @@ def run_alone(
     return [buffers.to_tensor(o) for o in outputs]
 
 
-READS = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops do it again
+READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops go on so
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
 
 
@@ -127,7 +127,7 @@ def flush(stream: Stream, reason: Reason) -> None:
     """
     with LOCK, unobserved():
         if not stream.strayed:  # else it has been given up in the middle
-            stream.after_read = reason.code in READS
+            stream.after_read = reason.code in READ_CODES
         if stream.unfinished is not None:
             _finish(stream)
         if stream.nodes:

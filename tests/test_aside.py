@@ -333,6 +333,7 @@ def test_of_reads_that_come_fast_few_are_looked_at(monkeypatch: pytest.MonkeyPat
     changed = [turns.ended(now := now + 2e-3 * 21, 21) for _ in range(stretch.SURPRISES)]
     assert changed[-1] is False, "each takes 2 ms now"
     assert not Turns("step", 1.0, fastest=1e-5).unseen
+    assert Turns("read", 1.0, fastest=0.0).unseen == MOST_UNSEEN, "on a clock that stands still in between"
 
 
 def test_reads_that_are_not_looked_at_count(native_wins: None) -> None:
