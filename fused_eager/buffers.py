@@ -46,6 +46,7 @@ class Buffer:
         "epoch",
         "error",
         "home",
+        "maker",
         "origin",
         "previous",
         "storage",
@@ -65,6 +66,7 @@ class Buffer:
         self.array: jax.Array | None = None
         self.home: Home | None = None
         self.origin: tuple[int, int] | None = None  # (run, value number) that made `array`
+        self.maker: int | None = None  # the thread whose ops made the value
         self.error: BaseException | None = None
         self.previous: jax.Array | None = None  # the value to return to if the pending one cannot be computed
         self.vacant = False  # its own memory has gone back to the system

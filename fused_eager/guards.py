@@ -29,7 +29,7 @@ from fused_eager.fusion_rules.lowering import leaves
 from . import aside, follower, native, run, site, telling
 from .buffers import LOCK, TABLE, storage_of
 from .intercept import looked_at, passed_sync, stepped
-from .quiet import adopt, inside, stack, without
+from .quiet import adopt, inside, is_own, stack, without
 from .reasons import Reason
 from .threads import THREAD, current_door, in_context_of
 
@@ -246,7 +246,7 @@ def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
         door = current_door()
-        if inside():
+        if inside() or is_own(thread):
             adopt(thread)
         elif door is not None:
             thread.run = functools.partial(in_context_of, door, thread.run)  # type: ignore[method-assign]

@@ -27,7 +27,11 @@ def inside() -> bool:
     """Whether this thread is in the runtime's own code: it starts threads there, and nothing has to be settled."""
     if getattr(_thread, "depth", 0) > 0:
         return True
-    thread = threading.current_thread()
+    return is_own(threading.current_thread())
+
+
+def is_own(thread: threading.Thread) -> bool:
+    """Whether a thread runs nothing but the runtime's own code."""
     return thread.name.startswith(OWN) or thread.name == STORES or hasattr(thread, "_fused_eager")
 
 

@@ -198,7 +198,7 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
                 stream.warm()  # when it comes next it is waited for
     finally:
         for b, _ in assigned:
-            b.stream = None
+            b.stream, b.maker = None, stream.thread
             if b.born_native:
                 TABLE.pop(b.cdata, None)
         stream.reset()
@@ -239,7 +239,7 @@ def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
         run.assigned.append((b, vid, b.previous, b.origin))
         b.array = as_array(execution.values[vid])
         b.stream = b.previous = None
-        b.origin = (run.serial, vid)
+        b.origin, b.maker = (run.serial, vid), run.thread
     if run.flags or BACKLOG.runs:
         BACKLOG.runs.append(run)
 
@@ -313,8 +313,9 @@ def _reads_memory(stream: Stream, cdata: int) -> bool:
     return any(isinstance(i, NativeInput) and i.storage._cdata == cdata for i in stream.inputs)
 
 
-def settle_all(reason: Reason, only: Stream | None = None) -> None:
-    """Bind every buffer that lives, of all streams or without those pending in others than `only`.
+def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -> None:
+    """Bind every buffer that lives, of all streams or without those pending in others than `only`; with `made`, only
+    what the ops of that one's thread have made.
 
     Raises:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
@@ -339,9 +340,12 @@ def settle_all(reason: Reason, only: Stream | None = None) -> None:
     attempt(verify)
     with LOCK:
         computed = [b for b in TABLE.values() if b.error is None and b.stream is None]
+    if only is not None and made:
+        computed = [b for b in computed if b.maker == only.thread]
     for b in computed:
         attempt(_settle, b, reason)
-    wait()
+    if not made:
+        wait()
     if busy:
         telling.synced(reason, began)
     if errors:

@@ -102,9 +102,12 @@ def close(door: FrontDoor) -> None:
     failed: list[Exception] = []
     with LOCK:
         door.open = False
+        # A job of a pool ends, and the loop that gave it goes on: what the loop has made stays on the device.
+        lender = door.lender
+        goes_on = lender is not None and lender.open and not lender.someone_is_aside()
         steps: list[Callable[[], None]] = [partial(close, each) for each in door.lent]
         if door.stream.config.mode != "off":
-            steps.append(partial(run.settle_all, Reason("cut.exit"), only=door.stream))
+            steps.append(partial(run.settle_all, Reason("cut.exit"), only=door.stream, made=goes_on))
         for step in steps:
             try:
                 step()
@@ -112,6 +115,7 @@ def close(door: FrontDoor) -> None:
                 failed.append(error)
         door.stream.config = door.stream.config.replace(mode="off")
         door.lent.clear()
-        SCRATCH.forget()
+        if not goes_on:
+            SCRATCH.forget()
     if failed:
         raise failed[0]

@@ -1,0 +1,71 @@
+"""Threads that are lent a context: what they leave behind when they end, and which are the library's own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fused_eager import current_mode, fused_eager, progress
+from fused_eager.buffers import buffer_of
+
+
+def old_pool() -> ThreadPoolExecutor:
+    """A pool whose one thread was there before any context: what it is given runs in one for as long as that takes."""
+    pool = ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    return pool
+
+
+def test_the_end_of_a_job_leaves_what_others_have_made_on_the_device() -> None:
+    def job(k: int) -> torch.Tensor:
+        return (torch.ones(1000) * k).tanh()
+
+    with old_pool() as pool, fused_eager(native="never"):
+        w = torch.ones(1000)
+        for k in range(3):
+            batch = pool.submit(job, k).result()
+            assert buffer_of(batch) is None  # a thread that is in no context may have it from here
+            assert buffer_of(w) is not None
+            w.add_(batch)
+            assert float(w[0]) == pytest.approx(1 + sum(math.tanh(i) for i in range(k + 1)))
+        pool.submit(lambda: w.add_(1)).result()
+        assert buffer_of(w) is None
+    assert torch.allclose(w, 2 + torch.tensor([0.0, 1.0, 2.0]).tanh().sum())
+
+
+def test_a_job_that_outlives_the_context_leaves_nothing_on_the_device() -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def job() -> torch.Tensor:
+        w.add_(1)
+        began.set()
+        go.wait(30)
+        return w
+
+    with old_pool() as pool:
+        with fused_eager(native="never"):
+            w = torch.ones(1000)
+            future = pool.submit(job)
+            began.wait(30)
+        go.set()
+        assert buffer_of(future.result()) is None and float(w[0]) == 2
+
+
+def test_a_thread_that_tells_of_progress_is_in_no_context() -> None:
+    with fused_eager(native="never"):
+        w = torch.ones(10)
+        w.add_(1)
+        assert float(w[0]) == 2
+        with progress.waiting("a test"):
+            teller = next(t for t in threading.enumerate() if t.name == "fused-eager progress")
+        teller.join(30)
+        assert buffer_of(w) is not None
+        other = threading.Thread(target=lambda: modes.append(current_mode()))
+        modes: list[str] = []
+        other.start()
+        other.join(30)
+        assert modes == ["fused"]
