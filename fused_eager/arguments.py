@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import buffers
-from .borrow import borrow
+from .borrow import borrow, borrow_again
 from .executable import device
 from .plan import Region
 from .stream import NativeInput, Node
@@ -25,7 +25,7 @@ def as_array(value: Any) -> jax.Array:
 
 def import_native(item: NativeInput) -> jax.Array:
     """The array over a native input's memory, which the caller keeps alive."""
-    return borrow(item.storage.data_ptr() + item.offset, item.home, device())
+    return borrow_again(item.storage.data_ptr() + item.offset, item.home, device())
 
 
 def numbers(nodes: Sequence[Node], region: Region, memory: list[np.ndarray]) -> tuple[jax.Array, jax.Array]:

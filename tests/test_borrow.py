@@ -5,7 +5,8 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager.borrow import MAX_DIMS, borrow
+from fused_eager import buffers
+from fused_eager.borrow import MAX_DIMS, borrow, borrow_again
 from fused_eager.executable import device
 
 
@@ -40,3 +41,25 @@ def test_empty_values_and_scalars(shape: tuple[int, ...]) -> None:
 def test_too_many_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_DIMS}"):
         borrow(0, (torch.float32, (1,) * (MAX_DIMS + 1)), device())
+
+
+def test_the_same_memory_is_the_same_array_until_it_is_donated() -> None:
+    x = torch.zeros(1024)
+    home = (torch.float32, (1024,))
+    first = borrow_again(x.data_ptr(), home, device())
+    assert borrow_again(x.data_ptr(), home, device()) is first
+    assert borrow_again(x.data_ptr(), (torch.float32, (2, 512)), device()) is not first
+    x.fill_(3.0)
+    assert buffers.to_tensor(borrow_again(x.data_ptr(), home, device())).tolist() == x.tolist()
+    first.delete()
+    second = borrow_again(x.data_ptr(), home, device())
+    assert not second.is_deleted() and second.unsafe_buffer_pointer() == x.data_ptr()
+
+
+def test_a_copy_is_made_again() -> None:
+    x = torch.zeros(1025)[1:]  # not as aligned as XLA asks for
+    home = (torch.float32, (1024,))
+    first = borrow_again(x.data_ptr(), home, device())
+    assert first.unsafe_buffer_pointer() != x.data_ptr()
+    x.fill_(3.0)
+    assert np.asarray(borrow_again(x.data_ptr(), home, device())).tolist() == x.tolist()
