@@ -98,14 +98,22 @@ class Watch:
 
     def __init__(self) -> None:
         self.looked = 0.0
+        self.began, self.spent = time.monotonic(), 0.0  # seconds that giving back has taken since then
         self.every = EVERY
         self.settled = 0.0  # bytes that are needed, as far as is known
         self.given = True  # back at the last look (or as good as that: the first one says what is needed)
         self.stirred = False
 
     def stir(self) -> None:
-        """From now on memory is used in another way than before: what that has left is given back at the next look."""
+        """Memory has been used in another way than it will be: what that has left is given back at the next look."""
         self.stirred = True
+
+    def turn(self) -> None:
+        """From here on it is used in another way: what is left is given back before that takes its own."""
+        self.stirred = True
+        if self.spent <= PART * (time.monotonic() - self.began):
+            self.looked = -math.inf
+            self.look()
 
     def look(self) -> bool:
         """Called as often as anybody likes. Returns whether memory was given back."""
@@ -123,7 +131,9 @@ class Watch:
         self.given, self.stirred = gives, False
         if gives:
             give_back()
-            self.every = max(EVERY, (time.monotonic() - now) / PART)
+            took = time.monotonic() - now
+            self.spent += took
+            self.every = max(EVERY, took / PART)
         return gives
 
 

@@ -293,9 +293,13 @@ def _begin(stream: Stream, func: Any, args: Any) -> None:
     if not stream.config.measures:
         stream.pace.waiting = False
         return
-    if stream.pace.begin(site.here(), id(func), list(_shapes(args))) and stream.pace.native:
+    if not stream.pace.begin(site.here(), id(func), list(_shapes(args))):
+        return
+    if stream.pace.native:
         # What is on the device would be fetched one by one, and looked for at every op.
         run.hand_over(Reason("region.native"), only=stream)
+    else:
+        run.take_over()
 
 
 def _shapes(args: Any) -> Iterator[Sequence[int] | None]:

@@ -352,13 +352,20 @@ def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -
         raise errors[0]
 
 
+def take_over() -> None:
+    """What ATen ran alone is recorded again: what it has left goes back before regions take memory of their own."""
+    with LOCK:
+        WATCH.turn()
+
+
 def hand_over(reason: Reason, only: Stream | None = None) -> None:
     """ATen goes on alone: bind everything, as `settle_all` does, and keep no memory for regions to come."""
-    if TABLE:  # else nothing has been recorded since it was last handed over
-        WATCH.stir()
+    recorded = bool(TABLE)  # since it was last handed over
     settle_all(reason, only)
     with LOCK:
         SCRATCH.forget()
+        if recorded:
+            WATCH.turn()
 
 
 __all__ = ["BACKLOG", "flush", "hand_over", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]

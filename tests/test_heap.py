@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import pytest
 import torch
 
-from fused_eager import fused_eager, heap, run
+from fused_eager import background, fused_eager, heap, pace, run
 from fused_eager.heap import EVERY, GROWN, PART, ROOM, Watch
+from fused_eager.stretch import SAMPLES
+from tests.streams import open_stream
 
 MB = 1 << 20
 
@@ -81,6 +84,33 @@ def test_where_memory_is_used_in_another_way_nothing_has_to_grow(machine: Machin
     assert not machine.after(watch, 400 * MB)
     assert not machine.after(watch, 400 * MB) and machine.given == 2
     assert machine.after(watch, 500 * MB)
+
+
+def test_where_the_way_changes_it_is_given_back_before_the_other_one_takes_its_own(machine: Machine) -> None:
+    watch = Watch()
+    machine.takes = 1.5 * EVERY * PART
+    machine.after(watch, 500 * MB)
+    watch.turn()
+    assert machine.given == 1
+    # No more of all time than a part of it, however often it changes.
+    watch.turn()
+    assert machine.given == 1
+    machine.now += EVERY
+    watch.turn()
+    assert machine.given == 2
+
+
+def test_choosing_a_way_gives_memory_back_at_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+    monkeypatch.setattr(run.WATCH, "turn", lambda: turns.append(open_stream().pace.native))
+    x = torch.ones(300)
+    pace.forget()
+    with fused_eager(mode="fused", native="measured", compile="auto"):
+        for _ in range(10 * SAMPLES):
+            x.mul_(0.9).sum().item()
+            background.wait()
+    assert turns[:1] == [True]  # from fused to native
+    assert all(now is not before for before, now in itertools.pairwise(turns))
 
 
 def test_it_is_given_back_again_until_that_makes_no_difference(machine: Machine) -> None:
