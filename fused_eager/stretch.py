@@ -256,8 +256,10 @@ class Stretch:
         return not self._suffices(self.native, self.fused) or self._choose()
 
     def _suffices(self, times: Times, other: Times) -> bool:
-        """Whether one way has been tried often enough: to find that it is still the slower one, or by far, once is."""
-        slower = self._takes(times) > (CLOSE if self.length else FAR) * self._takes(other) > 0
+        """Whether one way has been tried often enough: to find that it is still the slower one, once is, and to find at
+        first that it is by far, twice."""
+        factor, least = (CLOSE, 1) if self.length else (FAR, 2)
+        slower = self._takes(times) > factor * self._takes(other) > 0 and len(times.of(self.end)) >= least
         return slower or times.suffice(self.end, self._samples)
 
     @property

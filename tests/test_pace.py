@@ -62,9 +62,16 @@ def test_fused_has_to_be_clearly_faster(fused: float, native: bool, monkeypatch:
 
 
 def test_what_is_many_times_slower_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once natively to change ways and once to measure it; and torch alone cannot be so much faster."""
+    """Once natively to change ways and twice to measure it; and torch alone cannot be so much faster."""
     ran = ways(Clock(monkeypatch), fused=0.1, native=1.0, stretches=SOON)
-    assert ran == [False] * SAMPLES + [True] * 2 + [False] * (SOON - SAMPLES - 2)
+    assert ran == [False] * SAMPLES + [True] * 3 + [False] * (SOON - SAMPLES - 3)
+
+
+def test_one_slow_moment_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Pace()
+    ways(clock, fused=1.0, native=0.5, stretches=SAMPLES + 1, own=own)
+    ways(clock, fused=1.0, native=10.0, stretches=1, own=own)
+    assert ways(clock, fused=1.0, native=0.5, stretches=SAMPLES, own=own) == [True] * SAMPLES
 
 
 def test_the_first_stretch_of_a_context_goes_the_way_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
