@@ -9,7 +9,9 @@ front door may step aside, and at a later one it returns.
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from .pace import Turn
 from .reasons import Reason
 from .stream import STREAMS
 from .stretch import FACTOR, Place, Steady
+from .whole import TIMED
 
 if TYPE_CHECKING:
     from .intercept import FrontDoor
@@ -42,6 +45,7 @@ class Turns:
     count: int = 0
     fastest: float = math.inf
     slowest: float = 0.0
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=2 * TIMED))  # seconds of each
     _spent: float = 0.0  # by those that have not been compared yet,
     _fresh: int = 0  # and how many these are
     _steady: Steady = field(default_factory=Steady)
@@ -54,6 +58,7 @@ class Turns:
         if not began:
             return True
         took = (now - began) / turns
+        self.last.append(took)
         self.fastest, self.slowest = min(self.fastest, took), max(self.slowest, took)
         self._spent, self._fresh = self._spent + now - began, self._fresh + turns
         # A turn of a loop may read several values, one long after the one before it and the others not.
@@ -75,6 +80,13 @@ class Turns:
     def usual(self) -> float:
         """What the fastest took, in seconds, if all took about as long; else 0."""
         return self.fastest if self.slowest <= FACTOR * self.fastest < math.inf else 0.0
+
+    @property
+    def middle(self) -> float:
+        """What they take in the middle, in seconds, without the first one, which pays for the change; 0 if not two have
+        ended since. Of an even number: every other one may be of another optimizer."""
+        after = list(self.last)[-((len(self.last) - 1) // 2 * 2) :]
+        return statistics.median(after) if len(self.last) > 2 else 0.0
 
 
 def entered(door: FrontDoor, place: Place) -> None:
@@ -100,6 +112,8 @@ def turned(door: FrontDoor, turn: Turn) -> None:
     if not stream.config.measures or stream.pace.stepping or not _is_alone(door):
         return
     until = stream.pace.rest(turn)
+    if turn == "step":
+        until = stream.pace.turned() or until
     if until or _rests(door):
         _step(door, turn, until)
 

@@ -98,6 +98,8 @@ class FrontDoor(TorchDispatchMode):
             if now - self._left > TOLD_EVERY:
                 self._tell()
             self.stream.spell.passed_sync(passed)
+        if not same:
+            self.stream.pace.whole.forget()
         if not same or (now >= self.until and not self.stream.spell.left):
             self.come_back()
         elif turn == "read":
@@ -121,7 +123,7 @@ class FrontDoor(TorchDispatchMode):
         self._aside = None
         self.unseen = self._granted = 0
         self._tell()
-        self.stream.pace.resume(self._turns.usual)
+        self.stream.pace.resume(self._turns.usual, self._turns.middle)
 
     def __exit__(self, *error: Any) -> None:
         if self._aside is not None:

@@ -21,7 +21,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .bounded import Bounded
+from .events import LOG
+from .site import describe
 from .stretch import Pieces, Place, Stretch, Times
+from .whole import Whole
 
 TRUST = 2.0  # seconds that what was found in one context is taken for true of the next one that is entered there
 PLACES = 1024
@@ -38,11 +41,12 @@ BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
 VARYING: Bounded[Place, bool] = Bounded(PLACES)
 # Until when all of a context that is entered there is to run natively, and the stretch that it is, if it is one.
 ENTRIES: Bounded[Place, tuple[float, Stretch | None]] = Bounded(PLACES)
+WHOLES: Bounded[Place, Whole] = Bounded(PLACES)  # of the loops in contexts that are entered there
 
 
 def forget() -> None:
     """As if the process had just started."""
-    for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES):
+    for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES, WHOLES):
         table.clear()
 
 
@@ -63,6 +67,7 @@ class Pace:
     flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
     unread: bool = True  # nothing has been read since the last optimizer step
     entry: Place = None  # where the context was entered
+    whole: Whole = field(default_factory=Whole)  # the turns of the loop in it
     alone: float = math.inf  # until when all that has been begun is to run natively
     begun: int = 0  # stretches since the last turn
     single: Stretch | None = None  # the one that there is in a turn
@@ -73,6 +78,9 @@ class Pace:
         not."""
         self.entry = self.after = (place, "entry")
         self.disturbed, self.began = False, time.perf_counter()
+        if self.entry not in WHOLES:
+            WHOLES[self.entry] = self.whole
+        self.whole = WHOLES[self.entry]
         until, self.single = ENTRIES.get(self.entry, (0.0, None))
         return until
 
@@ -107,7 +115,9 @@ class Pace:
         now = time.perf_counter()
         if not self.waiting and self.running is not None:
             self.last = None
-            if not self.disturbed:
+            if self.disturbed:
+                self.whole.disturb()
+            else:
                 seconds = (now - self.began) * self.running.share(self.size)
                 self.last = self.running.took(seconds, self.native, key, self.flushes)
             if not self.chose_native:
@@ -147,6 +157,7 @@ class Pace:
         before, self.native = self.native, stretch.wants_native()
         self.running, self.waiting = stretch, False
         self.begun += 1
+        self.whole.begins(stretch)
         self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
         return self.native is not before
 
@@ -170,11 +181,25 @@ class Pace:
             return 0.0
         return self.running.until
 
-    def resume(self, fastest: float) -> None:
-        """The front door is back, and the fastest of turns that took about as long took so long (0: they did not). What
-        was read in the meantime is not known."""
+    def turned(self) -> float:
+        """An optimizer step has ended a turn: until when torch is to be alone, whatever suits each stretch; or 0."""
+        return 0.0 if self.whole.passes_by() else self.whole.ended(time.perf_counter())
+
+    def resume(self, fastest: float, middle: float) -> None:
+        """The front door is back. The fastest of turns that took about as long took so long (0: they did not), and that
+        is what they take in the `middle` (0: nobody knows). What was read in the meantime is not known."""
         if fastest:
             self._was_alone(fastest)
+        whole = self.whole
+        if whole.tried(time.perf_counter(), middle):
+            LOG.emit(
+                "pace",
+                site=str(describe(whole.place)),  # type: ignore[arg-type]
+                native=whole.alone,
+                fused_s=whole.fused_s,
+                native_s=middle,
+                remembered=False,
+            )
         self.after = None
         self.restart()
 

@@ -208,7 +208,7 @@ def test_fused_has_to_be_faster_than_torch_alone(monkeypatch: pytest.MonkeyPatch
         own.passed(READ, not own.native)
         if own.rest("read") > clock.now:
             clock.now += 1.0
-            own.resume(1.0)
+            own.resume(1.0, 1.0)
             own.begin(READ, "op")  # not timed: the program has done something meanwhile
             own.passed(READ, True)
     assert all(ran[len(MEASURED) :]), "1.5 is less than 2.0, and more than 1.0"

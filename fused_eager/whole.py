@@ -1,0 +1,103 @@
+"""Whole turns: where a turn of a loop is several stretches, torch alone may be faster than what was found for each.
+
+A stretch goes the way that is faster beside the others as they run just then (`stretch`). What one leaves on the
+device, though, the next has to fetch where that one goes the other way, so what either takes says little about a loop
+in which all go one way: one that accumulates gradients, and reads the loss of each part, stayed at 1.1 of eager's time,
+each part being faster fused beside an optimizer step that was. So turns that are partly fused are timed, then some that
+torch runs alone; if these were faster, torch goes on alone. Later that is tried again, as for a stretch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from .stretch import AGAIN, CLOSE, LONGEST, LOSS, SOON, Place, Stretch
+
+TIMED = 4  # turns that are timed each way; an even number, as every other one may be of another optimizer
+
+
+@dataclass(slots=True)
+class Whole:
+    """What is known about the turns of one loop. Times are in seconds, on the clock that the caller reads."""
+
+    alone: bool = False  # torch runs them all, by choice
+    trying: bool = False  # and that is being tried
+    until: float = 0.0  # then it is to be found out anew
+    length: float = 0.0  # how long after the last choice that was
+    fused_s: float = 0.0  # a turn in the middle of those that were timed before torch was tried
+    took: list[float] = field(default_factory=list)  # by turns that followed each other,
+    fused: bool = False  # one of which at least was partly fused
+    place: Place = None  # the line where the last turn began
+    _began: float = 0.0  # the turn that is under way; 0 if it does not count
+    _stretches: int = 0  # of it
+    _last: Stretch | None = None  # of them
+    _only: Stretch | None = None  # the one that the turn before was
+    _fused: bool = False  # whether one of them is, by choice
+    _counts: bool = True
+
+    def begins(self, stretch: Stretch) -> None:
+        """A stretch begins."""
+        if not self._stretches:
+            self.place = stretch.place
+        self._stretches += 1
+        self._last = stretch
+        self._fused = self._fused or stretch.chosen is False
+        self._counts = self._counts and stretch.chosen is not None and not stretch.trying
+
+    def disturb(self) -> None:
+        """The turn that is under way does not count."""
+        self._counts = False
+
+    def passes_by(self) -> bool:
+        """Whether the turn that is over is one stretch, and the one before was the same, as in most loops: there is
+        nothing to time."""
+        only = self._last if self._stretches == 1 else None
+        same, self._only = only is self._only, only
+        if self._stretches > 1 or not same or self.alone:
+            return False
+        self._start(0.0)
+        return True
+
+    def _start(self, now: float) -> None:
+        self._began, self._stretches, self._fused, self._counts = now, 0, False, True
+
+    def ended(self, now: float) -> float:
+        """A turn is over. Returns until when torch is to run alone; 0 if it is not."""
+        began, counts, fused = self._began, self._counts, self._fused
+        self._start(now)
+        if now < self.until:
+            return self.until if self.alone else 0.0
+        if self.alone or not (began and counts):
+            self.alone, self.fused = False, False
+            self.took.clear()
+            return 0.0
+        self.took.append(now - began)
+        self.fused = self.fused or fused
+        if len(self.took) < TIMED:
+            return 0.0
+        self.fused_s, self.trying = statistics.median(self.took), self.fused
+        self.fused = False
+        self.took.clear()
+        return now + (TIMED + 1) * self.fused_s if self.trying else 0.0
+
+    def tried(self, now: float, native_s: float) -> bool:
+        """Torch has been alone for some turns, which take so long in the middle (0: nobody knows). Returns whether
+        that makes a choice."""
+        self._began = 0.0
+        if not self.trying:
+            return False
+        self.trying, self.alone = False, 0 < native_s < self.fused_s
+        best, worst = sorted((native_s or 2 * self.fused_s, self.fused_s))  # it took so long that not three ended
+        first = (SOON if worst <= CLOSE * best else AGAIN) * best
+        lost = TIMED * (worst - best)
+        self.length = max(first, min(2 * self.length, LONGEST * best), lost / LOSS)
+        self.until = now + self.length
+        return True
+
+    def forget(self) -> None:
+        """The loop is another one now."""
+        self.alone = self.trying = False
+        self.until = self.length = self._began = 0.0
+        self.fused = False
+        self.took.clear()

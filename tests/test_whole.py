@@ -1,0 +1,179 @@
+"""Whole turns: torch alone is tried where each stretch has its way, and kept where all together are faster so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fused_eager import background, fused_eager, pace, stretch
+from fused_eager.aside import Turns
+from fused_eager.stretch import AGAIN, LOSS, SOON, Stretch
+from fused_eager.threads import current_door
+from fused_eager.whole import TIMED, Whole
+from tests.streams import events
+
+LINE = ("f.py", 1)
+
+
+def turn(whole: Whole, now: float, *ways: bool | None) -> float:
+    """A turn of stretches that go these ways (natively, or None where that is being tried) ends at `now`."""
+    for native in ways:
+        whole.begins(Stretch(LINE, chosen=native))
+    return 0.0 if whole.passes_by() else whole.ended(now)
+
+
+def timed(whole: Whole, takes: float, *ways: bool | None, start: float = 0.0, turns: int = TIMED + 1) -> list[float]:
+    """What comes of so many turns that take that long, the first of which begins unseen."""
+    return [turn(whole, start + takes * (k + 1), *ways) for k in range(turns)]
+
+
+def test_torch_is_tried_once_turns_have_been_timed() -> None:
+    whole = Whole()
+    found = timed(whole, 2.0, False, True)
+    assert found[:-1] == [0.0] * TIMED
+    assert found[-1] == 2 * 2.0 * (TIMED + 1)
+    assert whole.trying and whole.fused_s == 2.0
+
+
+@pytest.mark.parametrize(
+    "ways", [(True, True), (False, None), ()], ids=["all native", "being tried", "none"]
+)
+def test_other_turns_do_not_count(ways: tuple[bool | None, ...]) -> None:
+    assert not any(timed(Whole(), 2.0, *ways, turns=5 * TIMED))
+
+
+def test_a_loop_of_one_stretch_is_left_to_that() -> None:
+    whole, only = Whole(), Stretch(LINE, chosen=False)
+    for now in range(1, 20):
+        whole.begins(only)
+        assert whole.passes_by() or not whole.ended(float(now))
+    assert not whole.took
+
+
+def test_turns_of_two_optimizers_are_one_loop() -> None:
+    """Each is one stretch; one takes 3 s, the other 1 s, so both together take 2 s in the middle."""
+    whole, pair, now = Whole(), [Stretch(LINE, chosen=True), Stretch(LINE, chosen=False)], 0.0
+    for k in range(TIMED + 1):
+        whole.begins(pair[k % 2])
+        now += (3.0, 1.0)[k % 2]
+        assert not whole.passes_by()
+        until = whole.ended(now)
+    assert until and whole.fused_s == 2.0
+    turns = Turns("step", now)
+    for seconds in (5.0, 1.0, 3.0, 1.0, 3.0, 1.0):
+        now += seconds
+        turns.ended(now)
+    assert turns.middle == 2.0, "the first one pays for the change, and one of the others has no second"
+    assert not Turns("step", now).middle
+
+
+def test_a_turn_that_was_disturbed_does_not_count() -> None:
+    whole = Whole()
+    for now in range(1, 20):
+        whole.disturb()
+        assert not turn(whole, float(now), False, False)
+    assert not whole.took
+
+
+def test_the_faster_one_is_kept_and_the_other_tried_again_later_and_later() -> None:
+    whole, lengths, now = Whole(), [], 0.0
+    for _ in range(3):
+        until = timed(whole, 2.0, False, True, start=now)[-1]
+        assert whole.tried(until, 1.9) and whole.alone
+        lengths.append(whole.length)
+        assert turn(whole, until + whole.length / 2, False, True) == whole.until
+        now = whole.until
+        assert not turn(whole, now + 1e-9, False, True), "it is to be found out anew"
+        now += 1.0
+    assert lengths == [SOON * 1.9, 2 * SOON * 1.9, 4 * SOON * 1.9]
+
+
+def test_where_torch_is_slower_it_is_left_at_that() -> None:
+    whole = Whole()
+    until = timed(whole, 2.0, False, False)[-1]
+    assert whole.tried(until, 4.0) and not whole.alone
+    assert whole.length == max(AGAIN * 2.0, TIMED * 2.0 / LOSS)
+    assert not any(timed(whole, 2.0, False, False, start=until, turns=AGAIN // 2))
+
+
+def test_what_is_not_known_is_no_reason_to_go_on_alone() -> None:
+    whole = Whole()
+    assert not whole.tried(1.0, 0.5), "nobody has asked for it"
+    until = timed(whole, 2.0, False, True)[-1]
+    assert whole.tried(until, 0.0) and not whole.alone
+
+
+def test_another_loop_is_found_out_from_the_beginning() -> None:
+    whole = Whole()
+    until = timed(whole, 2.0, False, True)[-1]
+    whole.tried(until, 1.0)
+    whole.forget()
+    assert turn(whole, until + 1.0, False, True) == 0.0
+    found = timed(whole, 2.0, False, True, start=until + 1.0, turns=TIMED)
+    assert found[-1] and not any(found[:-1])
+
+
+class Costs:
+    """A clock on which time passes by what the program does: each stretch by its own way, and the change of ways."""
+
+    def __init__(self) -> None:
+        self.now, self.native = 0.0, False
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def spend(self, native: bool, fused_s: float, native_s: float) -> None:
+        self.now += (native_s if native else fused_s) + (native is not self.native)
+        self.native = native
+
+
+@pytest.mark.parametrize("native_s", [0.9, 1.4])
+def test_a_loop_of_two_stretches_ends_up_on_the_faster_way_of_all(
+    native_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was found to be faster fused, beside the other; natively both take 0.9 or 1.4 of that."""
+    pace.forget()
+    monkeypatch.setattr(stretch, "FACTOR", math.inf)
+    clock = Costs()
+    for module in ("pace", "stretch", "intercept", "aside"):
+        monkeypatch.setattr(f"fused_eager.{module}.time", clock)
+
+    def choose(self: Stretch) -> bool:
+        self.chosen, self.until = False, math.inf
+        return False
+
+    monkeypatch.setattr(Stretch, "wants_native", choose)
+    w = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    alone: list[bool] = []
+
+    def step() -> float:
+        door: Any = current_door()
+        alone.append(door.aside)
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(3):
+            loss = (w * w).sum()
+            loss.backward()
+            total += loss.item()
+            clock.spend(door.aside, 1.0, native_s)
+        optimizer.step()
+        background.wait()
+        return total
+
+    with events("pace") as seen, fused_eager(native="measured", compile="auto"):
+        losses = [step() for _ in range(6 * TIMED)]
+    reference = torch.ones(3, requires_grad=True)
+    other = torch.optim.SGD([reference], lr=0.1)
+    for loss in losses:
+        other.zero_grad()
+        total = sum(float((reference * reference).sum().detach()) for _ in range(3))
+        (3 * (reference * reference).sum()).backward()
+        other.step()
+        assert loss == pytest.approx(total, rel=1e-5)
+    assert any(alone), "it was tried"
+    assert alone[-1] is (native_s < 1.0)
+    assert [e.data["native"] for e in seen] == [native_s < 1.0]
