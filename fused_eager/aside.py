@@ -70,13 +70,6 @@ class Turns:
         return self._steady.holds(usual)
 
     @property
-    def unseen(self) -> int:
-        """How many of those to come need not be told one by one."""
-        if self.kind != "read":
-            return 0
-        return MOST_UNSEEN if MOST_UNSEEN * self.fastest <= GLANCE else int(GLANCE / self.fastest)
-
-    @property
     def usual(self) -> float:
         """What the fastest took, in seconds, if all took about as long; else 0."""
         return self.fastest if self.slowest <= FACTOR * self.fastest < math.inf else 0.0
@@ -87,6 +80,11 @@ class Turns:
         ended since. Of an even number: every other one may be of another optimizer."""
         after = list(self.last)[-((len(self.last) - 1) // 2 * 2) :]
         return statistics.median(after) if len(self.last) > 2 else 0.0
+
+
+def glances(apart: float) -> int:
+    """How many reads need not be looked at until the next one, where they are so many seconds apart."""
+    return MOST_UNSEEN if MOST_UNSEEN * apart <= GLANCE else int(GLANCE / apart)
 
 
 def entered(door: FrontDoor, place: Place) -> None:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, follower, native, quiet, record, run, site
-from .aside import Turns, turned
+from .aside import Turns, glances, turned
 from .buffers import LOCK
 from .calls import shape_of
 from .config import Config
@@ -65,6 +65,7 @@ class FrontDoor(TorchDispatchMode):
         self.until = 0.0  # when it comes back, having stepped aside
         self.unseen = self._granted = 0  # reads that need not be looked at then: those left, and those there were
         self._turns = Turns("step", 0.0)  # in that time
+        self._looked = 0.0  # when one of them was looked at last
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 
     @property
@@ -83,6 +84,7 @@ class FrontDoor(TorchDispatchMode):
         modes = quiet.stack()
         if self in modes:
             self._aside, self.until, self._left = modes[: modes.index(self)], until, time.perf_counter()
+            self._looked = self._left
             self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
             quiet.restack([mode for mode in modes if mode is not self])
 
@@ -91,19 +93,21 @@ class FrontDoor(TorchDispatchMode):
         now, turns, same = time.perf_counter(), self._turns, True
         passed = 1 + self._granted - self.unseen
         self.unseen = self._granted = 0
+        since, self._looked = now - self._looked, now
         if turns.kind == "entry":
             turns.kind = turn
         if turn == turns.kind:
-            same = turns.ended(now, passed)  # else it is another program now
+            ended = passed if turn == "read" else 1
+            same = turns.ended(now, ended)  # else it is another program now
             if now - self._left > TOLD_EVERY:
                 self._tell()
-            self.stream.spell.passed_sync(passed)
+            self.stream.spell.passed_sync(ended)
         if not same:
             self.stream.pace.whole.forget()
         if not same or (now >= self.until and not self.stream.spell.left):
             self.come_back()
         elif turn == "read":
-            self.unseen = self._granted = turns.unseen
+            self.unseen = self._granted = glances(turns.fastest if turns.kind == "read" else since / passed)
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""

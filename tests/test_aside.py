@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace, report, stretch, sync
-from fused_eager.aside import MOST_UNSEEN, READS, Turns
+from fused_eager.aside import MOST_UNSEEN, READS, Turns, glances
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from fused_eager.stretch import SAMPLES, Stretch
@@ -324,16 +324,15 @@ def test_any_read_is_a_turn(
 def test_of_reads_that_come_fast_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretch, "FACTOR", 2.0)
     turns, now = Turns("read", 1.0), 1.0
-    assert not turns.unseen, "nothing is known of them yet"
+    assert not glances(turns.fastest), "nothing is known of them yet"
     for _ in range(20):
-        points = 1 + turns.unseen
+        points = 1 + glances(turns.fastest)
         now += 1e-5 * points
         assert turns.ended(now, points)
-    assert turns.unseen == 20 and turns.usual == pytest.approx(1e-5)
+    assert glances(turns.fastest) == 20 and turns.usual == pytest.approx(1e-5)
     changed = [turns.ended(now := now + 2e-3 * 21, 21) for _ in range(stretch.SURPRISES)]
     assert changed[-1] is False, "each takes 2 ms now"
-    assert not Turns("step", 1.0, fastest=1e-5).unseen
-    assert Turns("read", 1.0, fastest=0.0).unseen == MOST_UNSEEN, "on a clock that stands still in between"
+    assert glances(0.0) == MOST_UNSEEN, "on a clock that stands still in between"
 
 
 def test_reads_that_are_not_looked_at_count(native_wins: None) -> None:
