@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import loop_programs as loops
 from benchmarks import model_programs as models
 from benchmarks import numeric_programs as numerics
 from benchmarks.workloads import Step, Workload
@@ -248,5 +249,23 @@ PROGRAMS: tuple[Workload, ...] = (
         "100 sums appended to a list and stacked",
         {"size": 64, "rounds": 100},
         {"size": 3, "rounds": 4},
+    ),
+    _row(
+        loops.prefetching_train,
+        "a thread prepares the next batch, two layers of 512, batch 64, AdamW",
+        {"dim": 512, "batch": 64},
+        {"dim": 4, "batch": 3},
+    ),
+    _row(
+        loops.static_cache_decode,
+        "32 tokens into a key-value cache of fixed size, 4 layers, d 256",
+        {"layers": 4, "dim": 256, "length": 32},
+        {"layers": 1, "dim": 8, "length": 3},
+    ),
+    _row(
+        loops.two_metrics_eval,
+        "loss and hits of 10 batches of 256 read one by one, three layers of 512",
+        {"features": 784, "hidden": 512, "batch": 256, "batches": 10},
+        {"features": 5, "hidden": 4, "batch": 3, "batches": 2},
     ),
 )
