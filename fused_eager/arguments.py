@@ -23,9 +23,11 @@ def as_array(value: Any) -> jax.Array:
     return buffers.to_array(value, device()) if isinstance(value, torch.Tensor) else value
 
 
-def import_native(item: NativeInput) -> jax.Array:
-    """The array over a native input's memory, which the caller keeps alive."""
-    return borrow_again(item.storage.data_ptr() + item.offset, item.home, device())
+def import_native(item: NativeInput, anew: bool = True) -> jax.Array:
+    """The array over a native input's memory, which the caller keeps alive. One of its own where it may be donated: that
+    ends it for whoever has it."""
+    address = item.storage.data_ptr() + item.offset
+    return borrow(address, item.home, device()) if anew else borrow_again(address, item.home, device())
 
 
 def numbers(nodes: Sequence[Node], region: Region, memory: list[np.ndarray]) -> tuple[jax.Array, jax.Array]:

@@ -66,7 +66,8 @@ _KNOWN: Bounded[tuple[int, Home], Any] = Bounded(4096)
 
 
 def borrow_again(address: int, home: Home, device: Any) -> Any:
-    """`borrow`, with the same array for the same memory as long as none is donated: a twentieth of the time (0.15 us).
+    """`borrow`, with the same array for the same memory each time: a twentieth of the time (0.15 us). Nobody may donate
+    it.
 
     An array says where and how large a value is, nothing else, so it is right for whoever has that memory next.
     """

@@ -34,7 +34,14 @@ from .verify import BACKLOG, Run, lost, undo, verify, wait
 class Execution:
     """The progress of one flush. An interrupt leaves it resumable: values are never computed into thin air."""
 
-    def __init__(self, stream: Stream, ready: Ready, assigned: list[tuple[Buffer, int]], reason: Reason):
+    def __init__(
+        self,
+        stream: Stream,
+        ready: Ready,
+        assigned: list[tuple[Buffer, int]],
+        donatable: frozenset[int],
+        reason: Reason,
+    ):
         self.ready = ready
         self.nodes = stream.nodes
         self.reason = reason
@@ -56,7 +63,7 @@ class Execution:
             if isinstance(item, NativeInput):
                 self.launch.reading[item.storage._cdata] = item.storage
                 if item.array is None:
-                    self.values[item.vid] = import_native(item)
+                    self.values[item.vid] = import_native(item, anew=item.vid in donatable)
 
     def advance(self) -> None:
         """Run the regions that have not been run."""
@@ -212,7 +219,7 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
         # Where memory is reused in place, what came before has to be known to be right.
         verify()
-    return Execution(stream, ready, assigned, reason)
+    return Execution(stream, ready, assigned, donatable, reason)
 
 
 def _finish(stream: Stream) -> None:

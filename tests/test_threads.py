@@ -69,3 +69,19 @@ def test_a_thread_that_tells_of_progress_is_in_no_context() -> None:
         other.start()
         other.join(30)
         assert modes == ["fused"]
+
+
+def test_what_one_thread_gives_away_another_still_reads() -> None:
+    """A write gives the memory of its operand to XLA, which ends the array that was made of it."""
+    shared = torch.zeros(40_000)
+    with old_pool() as pool, fused_eager(native="never", compile="blocking"):
+        for k in range(4):
+            double = (shared + k).sum()  # pending
+            if k:  # not before it has been read as it is
+
+                def write() -> None:
+                    with fused_eager():
+                        shared.add_(1)
+
+                pool.submit(write).result()
+            assert double.item() == (2 * k - 1 if k else 0) * 40_000
