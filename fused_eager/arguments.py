@@ -24,8 +24,8 @@ def as_array(value: Any) -> jax.Array:
 
 
 def import_native(item: NativeInput, anew: bool = True) -> jax.Array:
-    """The array over a native input's memory, which the caller keeps alive. One of its own where it may be donated: that
-    ends it for whoever has it."""
+    """The array over a native input's memory, which the caller keeps alive. One of its own where it may be donated, for
+    that ends it for whoever has it."""
     address = item.storage.data_ptr() + item.offset
     return borrow(address, item.home, device()) if anew else borrow_again(address, item.home, device())
 
