@@ -127,6 +127,13 @@ def is_worth(fused: float, native: float) -> bool:
     return fused < WORTH * native
 
 
+def pause(before: float, best: float, close: bool, lost: float) -> float:
+    """Seconds until the slower way is tried again: after `before`, the time until this try, where the faster one takes
+    `best` and trying the other has `lost` so much."""
+    first = (SOON if close else AGAIN) * best
+    return max(first, min(2 * before, LONGEST * best), lost / LOSS)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The faster way, and what the fastest stretch took each way, in seconds."""
@@ -297,8 +304,7 @@ class Stretch:
         slower = self.fused if choice.native else self.native
         # The second: those that ended elsewhere may have been much shorter.
         lost = max(slower.spent - slower.count * choice.best, slower.count * (choice.worst - choice.best))
-        first = (SOON if choice.is_close else AGAIN) * choice.best
-        self.length = max(first, min(2 * self.length, LONGEST * choice.best), lost / LOSS)
+        self.length = pause(self.length, choice.best, choice.is_close, lost)
         self.chosen, self.until = choice.native, time.perf_counter() + self.length
         # What is timed is torch below our mode, which may be a good deal slower than alone.
         self.steady = Steady((choice.native and self._takes(self.native)) or choice.best)

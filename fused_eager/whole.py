@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from .stretch import AGAIN, CLOSE, LONGEST, LOSS, SOON, Place, Stretch
+from .stretch import CLOSE, Place, Stretch, pause
 
 TIMED = 4  # turns that are timed each way; an even number, as every other one may be of another optimizer
 
@@ -89,9 +89,7 @@ class Whole:
             return False
         self.trying, self.alone = False, 0 < native_s < self.fused_s
         best, worst = sorted((native_s or 2 * self.fused_s, self.fused_s))  # it took so long that not three ended
-        first = (SOON if worst <= CLOSE * best else AGAIN) * best
-        lost = TIMED * (worst - best)
-        self.length = max(first, min(2 * self.length, LONGEST * best), lost / LOSS)
+        self.length = pause(self.length, best, worst <= CLOSE * best, TIMED * (worst - best))
         self.until = now + self.length
         return True
 
