@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.models import DecoderBlock
 from benchmarks.workloads import Step, Wrap
 
 
@@ -37,22 +38,18 @@ def prefetching_train(wrap: Wrap, dim: int, batch: int) -> Step:
     return step
 
 
-class StaticDecoderLayer(nn.Module):
+class StaticDecoderBlock(DecoderBlock):
     """One token attends to a cache of fixed size, of which the first `place + 1` rows count. [1, dim] -> [1, dim]."""
 
     keys: Tensor
     values: Tensor
 
     def __init__(self, dim: int, heads: int, length: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.project = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        super().__init__(dim, heads)
         self.register_buffer("keys", torch.zeros(heads, length, dim // heads))
         self.register_buffer("values", torch.zeros(heads, length, dim // heads))
 
-    def forward(self, x: Tensor, place: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Tensor, hidden: Tensor) -> Tensor:  # type: ignore[override]
         q, k, v = self.qkv(self.norm1(x)).view(3, self.heads, 1, -1).unbind(0)
         self.keys.index_copy_(1, place, k)
         self.values.index_copy_(1, place, v)
@@ -65,7 +62,7 @@ def static_cache_decode(wrap: Wrap, layers: int, dim: int, length: int) -> Step:
     """Greedy decoding into a cache of fixed size, the way that compilers ask for: each token has the same shapes."""
     vocab = 4 * dim
     tokens, head = nn.Embedding(vocab, dim), nn.Linear(dim, vocab)
-    blocks = nn.ModuleList(StaticDecoderLayer(dim, 4, length) for _ in range(layers))
+    blocks = nn.ModuleList(StaticDecoderBlock(dim, 4, length) for _ in range(layers))
     places = torch.arange(length)
 
     def one(token: Tensor, place: Tensor) -> Tensor:

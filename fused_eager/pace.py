@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .bounded import Bounded
-from .events import LOG
-from .site import describe
-from .stretch import Pieces, Place, Stretch, Times
+from .stretch import Choice, Pieces, Place, Stretch, Times
 from .whole import Whole
 
 TRUST = 2.0  # seconds that what was found in one context is taken for true of the next one that is entered there
@@ -192,14 +190,7 @@ class Pace:
             self._was_alone(fastest)
         whole = self.whole
         if whole.tried(time.perf_counter(), middle):
-            LOG.emit(
-                "pace",
-                site=str(describe(whole.place)),  # type: ignore[arg-type]
-                native=whole.alone,
-                fused_s=whole.fused_s,
-                native_s=middle,
-                remembered=False,
-            )
+            Choice(whole.alone, whole.fused_s, middle).tell(whole.place, remembered=False)
         self.after = None
         self.restart()
 

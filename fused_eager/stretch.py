@@ -152,6 +152,17 @@ class Choice:
         """What it takes the other way; 0 if that is not known."""
         return self.fused_s if self.native else self.native_s
 
+    def tell(self, place: Place, remembered: bool) -> None:
+        """Say what has been chosen for what begins at `place`, and whether another process has measured it."""
+        LOG.emit(
+            "pace",
+            site=str(describe(place)),  # type: ignore[arg-type]
+            native=self.native,
+            fused_s=self.fused_s,
+            native_s=self.native_s,
+            remembered=remembered,
+        )
+
     @property
     def is_close(self) -> bool:
         """Whether the two ways took about as long."""
@@ -308,13 +319,5 @@ class Stretch:
         self.chosen, self.until = choice.native, time.perf_counter() + self.length
         # What is timed is torch below our mode, which may be a good deal slower than alone.
         self.steady = Steady((choice.native and self._takes(self.native)) or choice.best)
-        site = str(describe(self.place))  # type: ignore[arg-type]
-        LOG.emit(
-            "pace",
-            site=site,
-            native=choice.native,
-            fused_s=choice.fused_s,
-            native_s=choice.native_s,
-            remembered=remembered,
-        )
+        choice.tell(self.place, remembered)
         return choice.native

@@ -69,16 +69,15 @@ class Whole:
         if now < self.until:
             return self.until if self.alone else 0.0
         if self.alone or not (began and counts):
-            self.alone, self.fused = False, False
-            self.took.clear()
+            self.alone = False
+            self._forget_turns()
             return 0.0
         self.took.append(now - began)
         self.fused = self.fused or fused
         if len(self.took) < TIMED:
             return 0.0
         self.fused_s, self.trying = statistics.median(self.took), self.fused
-        self.fused = False
-        self.took.clear()
+        self._forget_turns()
         return now + (TIMED + 1) * self.fused_s if self.trying else 0.0
 
     def tried(self, now: float, native_s: float) -> bool:
@@ -97,5 +96,8 @@ class Whole:
         """The loop is another one now."""
         self.alone = self.trying = False
         self.until = self.length = self._began = 0.0
+        self._forget_turns()
+
+    def _forget_turns(self) -> None:
         self.fused = False
         self.took.clear()
