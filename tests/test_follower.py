@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import follower as bench
+from benchmarks.workloads import WORKLOADS
 from fused_eager import follower, fused_eager, load, site, sync
 from fused_eager.config import OptionError, resolve
 from fused_eager.events import LOG
@@ -503,3 +505,22 @@ def test_what_it_is_made_of_is_in_its_name(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_option_is_checked() -> None:
     with pytest.raises(OptionError, match="auto, python, compiled"):
         fused_eager(follower="java")
+
+
+def test_the_cost_of_following_is_measured_of_who_follows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, few in (("ROUNDS", 1), ("CALLS_PER_BLOCK", 2), ("OPS", 6)):
+        monkeypatch.setattr(bench, name, few)
+    monkeypatch.setitem(WORKLOADS["tiny"].full, "ops", 6)
+    counted = {}
+    for who in ("python", "compiled"):
+        step = WORKLOADS["tiny"].build(lambda function: function)
+        with ways() as went:
+            bench.block(bench.Way(who, bench.following(who), sync), step)
+        counted[who] = went.followed
+    assert counted["python"] == 0 and counted["compiled"] >= bench.CALLS_PER_BLOCK * 6
+    assert bench.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:42].strip() for line in lines[1:]] == [way.about for way in bench.WAYS]
+    assert all(float(figure) > 0 for line in lines[1:] for figure in line[42:].split())
