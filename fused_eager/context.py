@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -18,11 +19,26 @@ from .reasons import Reason
 from .threads import THREAD, ThreadState
 
 F = TypeVar("F", bound=Callable[..., Any])
+_IN_PIECES = (
+    (inspect.iscoroutinefunction, "a coroutine"),
+    (inspect.isasyncgenfunction, "an asynchronous generator"),
+    (inspect.isgeneratorfunction, "a generator"),
+)
+
+
+def _refuse_pieces(function: Callable[..., Any]) -> None:
+    for is_kind, kind in _IN_PIECES:
+        if is_kind(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"fused_eager cannot decorate {name}, which is {kind}: it runs in pieces, between those of others "
+                "in its thread. Write `with fused_eager():` around what it calls, or around the loop that runs it"
+            )
 
 
 def current_mode() -> str:
     """The mode of the innermost open context of this thread: "debug", "strict", "fused" or "off"."""
-    return THREAD.configs[-1].mode if THREAD.configs else "off"
+    return THREAD.door.stream.config.mode if THREAD.door is not None else "off"
 
 
 def sync(*, compiled: bool = False) -> None:
@@ -52,6 +68,9 @@ class fused_eager:
     >>> @fused_eager(mode="strict")
     ... def step(batch): ...
 
+    A context belongs to its thread: one in the body of a generator or a coroutine is open, too, for whatever runs
+    between two pieces of that.
+
     Args:
         mode: "debug", "strict", "fused" or "off"; None takes FUSED_EAGER_MODE, else "fused". Inside another context,
             None keeps that one's mode.
@@ -59,6 +78,7 @@ class fused_eager:
 
     Raises:
         OptionError: an unknown option or a value that is not allowed.
+        TypeError: the function to be decorated is a generator or a coroutine.
     """
 
     def __init__(self, mode: str | None = None, **options: Any):
@@ -66,7 +86,14 @@ class fused_eager:
         self.options = {"mode": mode, **options}
         resolve(self.options)  # a mistake is told where it is written, not where the context is entered
 
+    def __new__(cls, mode: Any = None, **options: Any) -> Any:
+        if inspect.isroutine(mode):
+            return cls(**options)(mode)  # `@fused_eager` without parentheses
+        return super().__new__(cls)
+
     def __call__(self, function: F) -> F:
+        _refuse_pieces(function)
+
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             context = fused_eager(**self.options)
@@ -111,7 +138,7 @@ class fused_eager:
         if door is None:
             return
         try:
-            if thread.configs:
+            if any(c.mode != "off" for c in thread.configs):
                 try:
                     self._switch(door, thread.configs[-1])
                 finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -85,3 +86,23 @@ def test_what_one_thread_gives_away_another_still_reads() -> None:
 
                 pool.submit(write).result()
             assert double.item() == (2 * k - 1 if k else 0) * 40_000
+
+
+@pytest.mark.parametrize("around", [{}, {"mode": "off"}], ids=["nothing", "off"])
+def test_a_thread_that_outlives_the_context_is_in_none(around: dict[str, str]) -> None:
+    began, go, seen = threading.Event(), threading.Event(), []
+
+    def job() -> None:
+        before = torch.ones(10) * 2
+        began.set()
+        go.wait(30)
+        seen.extend([current_mode(), (before + 1).tolist(), (torch.ones(10) * 3).tolist()])
+
+    with fused_eager(**around) if around else nullcontext():
+        with fused_eager(mode="fused", native="never"):
+            thread = threading.Thread(target=job)
+            thread.start()
+            began.wait(30)
+        go.set()
+        thread.join()
+    assert seen == ["off", [3.0] * 10, [3.0] * 10]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -84,6 +84,32 @@ def test_decorator(mode: str) -> None:
 
     assert power(torch.full((2,), 2.0), 3).tolist() == [16.0, 16.0]
     assert power.__name__ == "power" and power.__doc__ == "Docs." and current_mode() == "off"
+
+
+def test_decorator_without_parentheses() -> None:
+    @fused_eager
+    def double(x: torch.Tensor) -> torch.Tensor:
+        """Docs."""
+        assert current_mode() == "fused"
+        return x * 2
+
+    assert double(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert double.__name__ == "double" and double.__doc__ == "Docs."
+
+
+def test_what_runs_in_pieces_cannot_be_decorated() -> None:
+    def pieces() -> Iterator[int]:
+        yield 1
+
+    async def waits() -> None: ...
+
+    async def both() -> AsyncIterator[int]:
+        yield 1
+
+    for function, kind in ((pieces, "a generator"), (waits, "a coroutine"), (both, "an asynchronous generator")):
+        for decorate in (fused_eager, fused_eager(mode="strict")):
+            with pytest.raises(TypeError, match=rf"{function.__name__}, which is {kind}: .*`with fused_eager"):
+                decorate(function)
 
 
 def test_a_wrong_option_is_refused_where_it_is_written() -> None:
