@@ -60,7 +60,9 @@ class Config:
         "allow", "ops that run natively between regions: silent, said once per op, or an error"
     )
     native: Literal["measured", "never"] = _row(
-        "measured", "run ops natively between two reads of values where that was measured to be faster (in mode fused)"
+        "measured",
+        "run ops natively between two reads of values where that was measured to be faster (in mode fused, and where "
+        "neither `verify` nor `islands` want regions to run)",
     )
     follower: Literal["auto", "python", "compiled"] = _row(
         "auto",
@@ -97,14 +99,19 @@ class Config:
     @property
     def measures(self) -> bool:
         """Whether stretches of the program may run natively because that was measured to be faster."""
-        return self.mode == "fused" and self.native == "measured" and self.compile != "blocking"
+        return self.mode == "fused" and self.native == "measured" and self.compile != "blocking" and not self.inspects
 
     @property
     def waits(self) -> bool:
-        """Whether the program waits for the compiler. Who refuses islands has to be told where they are, and who has
-        regions verified wants them to run.
+        """Whether the program waits for the compiler."""
+        return self.mode != "fused" or self.compile != "auto" or self.inspects
+
+    @property
+    def inspects(self) -> bool:
+        """Whether all ops are to be recorded and all regions to run: who refuses islands has to be told where they are,
+        and who has regions verified wants them to run.
         """
-        return self.mode != "fused" or self.compile != "auto" or self.islands != "allow" or self.verify > 0
+        return self.islands != "allow" or self.verify > 0
 
     @property
     def validates(self) -> bool:

@@ -6,20 +6,45 @@ what it writes goes to a copy: the old value may still be read by others.
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.geometry import Geometry, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import contiguous_strides
 
 from . import buffers
+from .errors import IslandRefused
 from .events import LOG
 from .plan import Region, operands
 from .quiet import as_eager, default_dtype
 from .site import describe
 from .stream import Hole, Node, Ref, Result, place_of, targets_of
+
+if TYPE_CHECKING:
+    from .config import Config
+
+
+_told: set[OpOverload] = set()
+
+
+def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str) -> None:
+    """What the option `islands` says about an op that is to run natively: refuse it, or say so once.
+
+    Raises:
+        IslandRefused: it is refused.
+    """
+    if config.islands == "allow":
+        return
+    site = describe(place)
+    if config.islands == "refuse":
+        raise IslandRefused(f"{op} would run natively at {site}: {why}")
+    if op not in _told:
+        _told.add(op)
+        warnings.warn_explicit(f"{op} runs natively at {site}: {why}", UserWarning, site.file, site.line)
 
 
 def as_home(value: Any) -> torch.Tensor:

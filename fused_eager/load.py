@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import time
-import warnings
 from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -22,9 +21,9 @@ from .caching import forget_loaded, keeper
 from .compile import MEMORY as EXECUTABLES
 from .compile import Executable, load_or_compile
 from .config import Config
-from .errors import IslandRefused
 from .events import LOG
 from .hotness import SKELETONS
+from .island import judge
 from .lower import NodeFailed
 from .plan import Plan, Region, Work
 from .reasons import Reason
@@ -260,10 +259,6 @@ def _executable(work: Work, region: Region) -> Executable | None:
 
 
 def _make_island(config: Config, node: Node, reason: str) -> None:
-    place = describe(node.place)
-    if config.islands == "refuse":
-        raise IslandRefused(f"{node.op} would run natively at {place}: {reason}")
-    if config.islands == "warn":
-        warnings.warn(f"{node.op} runs natively at {place}: {reason}", stacklevel=2)
+    judge(config, node.op, node.place, reason)
     ISLANDS[node.signature[0]] = reason  # type: ignore[index]
-    LOG.emit("island", op=str(node.op), reason=reason, site=str(place))
+    LOG.emit("island", op=str(node.op), reason=reason, site=str(describe(node.place)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
@@ -14,10 +12,8 @@ from fused_eager.fusion_rules.lowering import leaves
 from . import buffers, run, site
 from .arguments import import_native
 from .buffers import TABLE, storage_of
-from .config import Config
-from .errors import IslandRefused
 from .events import LOG
-from .island import view
+from .island import judge, view
 from .opinfo import OpInfo
 from .quiet import call, unobserved
 from .reasons import Reason
@@ -161,7 +157,7 @@ def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why
     """Run an op as an island at once, because it cannot be recorded; `why` says what stands in the way."""
     tensors = any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs]))
     if tensors:
-        judge_island(stream.config, info, why)
+        judge(stream.config, info.op, site.here(), why)
         LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(site.here())))
     out = run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
     expose_parts([args, kwargs, out])
@@ -214,17 +210,6 @@ def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, An
     return info.op(*args, **kwargs)
 
 
-def judge_island(config: Config, info: OpInfo, why: str) -> None:
-    """What the option `islands` says about an op that runs natively: refuse it, or say so once."""
-    place = site.describe(site.here())
-    if config.islands == "refuse":
-        raise IslandRefused(f"{info.op} would run natively at {place}: {why}")
-    if config.islands == "warn" and info.op not in _told:
-        _told.add(info.op)
-        warnings.warn(f"{info.op} runs natively at {place}: {why}", stacklevel=2)
-
-
-_told: set[OpOverload] = set()
 DRAWS = frozenset(
     f"aten::{name}"
     for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_")

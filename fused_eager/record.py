@@ -18,6 +18,7 @@ from .buffers import TABLE, storage_of
 from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import follow
 from .infer import Unknown
+from .island import judge
 from .opinfo import OpInfo
 from .pending import (
     Undo,
@@ -147,7 +148,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     if why:
         return native.run_now(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
-        native.judge_island(stream.config, info, info.island)
+        judge(stream.config, info.op, site.here(), info.island)
     if call.fitting is not None and any(s not in call.fitting for s in scalars):
         return native.run_now(stream, info, args, kwargs, "a number does not fit the dtype")
     if call.doubt and call.structure not in TRUSTED:

@@ -70,6 +70,20 @@ def test_what_is_right_is_left_alone() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_every_region_is_audited_however_fast_torch_alone_is() -> None:
+    def loop() -> float:
+        x = torch.ones(4)
+        for _ in range(100):  # enough for a loop of tiny ops to be left to torch
+            x = (x * 0.5 + 1).clamp(0, 3)
+            x.sum().item()
+        return float(x[0])
+
+    before = LOG.counts["audited region"]
+    with fused_eager(verify=1.0, cache="off", native="measured", compile="auto"):
+        assert loop() == pytest.approx(2.0)
+    assert LOG.counts["audited region"] >= before + 100
+
+
 def test_a_wrong_op_is_named_with_its_line_and_replaced(broken: Callable[..., None]) -> None:
     broken("aten.sin.default", lambda x: x + 1e-3)
     out, told = audited(program)

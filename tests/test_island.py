@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import IslandRefused, fused_eager, report, sync
+from fused_eager import IslandRefused, fused_eager, island, report, sync
 from fused_eager.buffers import buffer_of
 from fused_eager.events import LOG
 from fused_eager.island import annotated, run_node, to_home, view
@@ -179,6 +180,27 @@ def test_islands_can_be_refused() -> None:
             (scale(x, 2.0) + 1).sum().item()
         with fused_eager():
             assert (scale(x, 2.0) + 1).sum().item() == 27
+
+
+def test_islands_are_refused_however_fast_torch_alone_is() -> None:
+    with fused_eager(islands="refuse", native="measured", compile="auto"):
+        x = torch.ones(4)
+        for _ in range(200):  # enough for a loop of tiny ops to be left to torch
+            x = (x * 0.5 + 1).clamp(0, 3)
+            x.sum().item()
+        with pytest.raises(IslandRefused, match=r"aten\.linalg_eig.*"):
+            torch.linalg.eigvals(x.reshape(2, 2)).abs().sum().item()
+
+
+def test_an_island_is_told_of_once_at_the_line_of_the_program() -> None:
+    island._told.clear()
+    with warnings.catch_warnings(record=True) as caught, fused_eager(islands="warn"):
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.linalg.eigvals(torch.ones(2, 2) * 2).abs().sum().item()
+    told = [w for w in caught if "runs natively at" in str(w.message)]
+    assert len(told) == 1 and str(told[0].message).startswith("aten.linalg_eig")
+    assert told[0].filename == __file__ and f"{__file__}:{told[0].lineno}" in str(told[0].message)
 
 
 def test_a_failing_island_raises_its_own_error_at_the_sync() -> None:
