@@ -3,7 +3,7 @@
 What comes once is not compiled at all: setting a model up, a last odd batch, a line typed at a prompt. When a stream
 comes for the second time its regions are compiled on a thread of the library's own, one stream after the other, and a
 program that keeps meeting it in the meantime stops recording until that thread is done: its ops run natively, as in
-eager. A compilation that takes less than the stream itself is waited for.
+eager. A compilation that takes less than half as long as the stream itself is waited for.
 
 The thread needs no lock of the runtime's: what it works on (nodes, a plan, executables) holds plain values only, and
 nobody sees it before it is complete.

@@ -28,19 +28,6 @@ FORMAT = 1  # of the blob and of what a key says about a stretch; part of every 
 BLOB = "choice"
 LARGEST = 1024  # bytes of a blob
 
-# What becomes of a choice that is asked for or told; of one that was asked for, also whatever a cache says of a miss.
-OUTCOMES = {
-    "found": "it was found, and is taken unless the program has measured faster",
-    "written": "it was given to the stores",
-    "confirmed": "it is what the stores hold already, and was not written again",
-    "absurd": "an entry was found that no measurement can have given",
-    "no-region": "the stretch ran no region",
-    "no-key": "one of its regions has no form that another process would understand",
-    "too-long": "it has more flushes than are kept apart",
-    "unusable": "the cache, or this machine, could not be asked",
-}
-
-
 class Absurd(ValueError):
     """Verified bytes that are no choice; the text says why."""
 

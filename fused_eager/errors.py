@@ -19,10 +19,6 @@ class LostValue(FusedEagerError):
     """A tensor's value was never computed because an earlier op failed; `__cause__` is that failure."""
 
 
-class ForkedChild(FusedEagerError):
-    """XLA does not survive a fork; a child process was about to use it."""
-
-
 class BudgetExceeded(FusedEagerError, AssertionError):
     """The body of `expect(...)` compiled, waited or ran natively more often than allowed; the text says where and why.
 

@@ -1,8 +1,9 @@
 """Hotness: when is a stream worth compiling?
 
 A loop whose shapes keep changing (a growing KV cache, ragged batches) would compile for ever. Streams that run the
-same ops on other shapes are variants of one *skeleton*. The first few variants are compiled at once. From then on the
-skeleton is unstable: a further variant is compiled only when it has come back often enough to pay for it, and until
+same ops on other shapes are variants of one *skeleton*. The first few variants are compiled as any stream is (with
+compile="auto" in the background, once they come again). From then on the skeleton is unstable: a further variant is
+compiled only when it has come back often enough to pay for it, and until
 then its nodes run through ATen. It pays, as with renting or buying skis, once running it natively has taken as long as
 compiling a variant did: so it never costs more than twice what knowing the future would. A thread that sees nothing but
 such streams stops recording for a spell: its ops run natively at once, as in eager, and one stream is recorded now and
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .bounded import Bounded
 
-VARIANTS = 4  # shapes of one skeleton that are compiled at first sight
+VARIANTS = 4  # shapes of one skeleton that are compiled like any stream
 SINGLES = 1  # shapes of it that may come once each without being suspicious
 SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording

@@ -65,6 +65,7 @@ class FrontDoor(TorchDispatchMode):
         self.until = 0.0  # when it comes back, having stepped aside
         self.unseen = self._granted = 0  # reads that need not be looked at then: those left, and those there were
         self._turns = Turns("step", 0.0)  # in that time
+        self._left = 0.0  # since when, or since it was last told of
         self._looked = 0.0  # when one of them was looked at last
         self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
 

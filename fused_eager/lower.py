@@ -16,11 +16,9 @@ from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .images import Images
+from .opinfo import OVERWRITERS
 from .plan import Region
 from .stream import Hole, Node, Ref, Result, Use, starts
-
-# In-place ops that do not look at what they overwrite.
-OVERWRITERS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
 
 
 class NodeFailed(Exception):

@@ -20,7 +20,6 @@ from .reasons import Reason
 from .stream import STREAMS, NativeInput, Stream
 from .trap import offset_of, swap_memory
 
-HOST = torch.device("cpu")
 SNAPSHOT_BYTES = 4096  # below this a copy is cheaper than a flush
 _OURS = "_fused_eager_memory"
 _EXPOSED = "_fused_eager_exposed"

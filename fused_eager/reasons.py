@@ -169,8 +169,8 @@ CODES: dict[str, Code] = {
             "region.island",
             "an op that ATen runs needs a result",
             "see the island's own reason",
-            "y = torch.linalg.eigvals(torch.tanh(a)).abs()",
-            "y = torch.linalg.eigvalsh(torch.tanh(a)).abs()  # for a symmetric matrix: it has a lowering",
+            "y = torch.linalg.det(torch.tanh(a)).abs()",
+            "y = torch.linalg.lu(torch.tanh(a)).U.diagonal().prod().abs()  # lu has a lowering",
         ),
     )
 }

@@ -19,7 +19,7 @@ from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import follow
 from .infer import Unknown
 from .island import judge
-from .opinfo import OpInfo
+from .opinfo import OVERWRITERS, OpInfo
 from .pending import (
     Undo,
     device_input,
@@ -93,16 +93,12 @@ def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[
     return returned(call.template, fresh, tensors)
 
 
-# In-place ops that do not look at what they overwrite.
-_OVERWRITERS = frozenset({"aten::copy_", "aten::zero_", "aten::fill_"})
-
-
 def _forgive(info: OpInfo, t: Tensor, view: View) -> None:
     """A tensor whose value was lost may be overwritten: it then has one again."""
     b = TABLE.get(storage_of(t)._cdata)
     if b is None or b.error is None or b.storage.nbytes() != view.covered:
         return
-    if info.op._schema.name in _OVERWRITERS or any(a.is_out for a in info.op._schema.arguments):
+    if info.op._schema.name in OVERWRITERS or any(a.is_out for a in info.op._schema.arguments):
         buffers.release(b)
 
 

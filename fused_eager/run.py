@@ -375,4 +375,8 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
             WATCH.turn()
 
 
-__all__ = ["BACKLOG", "flush", "hand_over", "lost", "settle", "settle_all", "verify", "wait", "withdraw"]
+# The first line: what other modules know from here of `verify`.
+__all__ = [
+    *("BACKLOG", "lost", "verify", "wait"),
+    *("flush", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
+]

@@ -87,11 +87,6 @@ def address_of(storage: torch.UntypedStorage) -> int:
     return int.from_bytes(ctypes.string_at(storage._cdata + _POINTER, 8), sys.byteorder)
 
 
-def is_special(storage: torch.UntypedStorage) -> bool:
-    """Whether torch itself watches accesses to this storage (copy-on-write, FakeTensor)."""
-    return ctypes.string_at(storage._cdata + FLAGS_AT, 1) != b"\x00"
-
-
 def self_test() -> str | None:
     """None if the trap works with this torch, else what went wrong, in words."""
     x = torch.arange(4.0)

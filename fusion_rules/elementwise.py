@@ -189,11 +189,6 @@ def narrow_number(cx: Context, x: Any) -> Any:
     return x if np.ndim(x) else narrow(cx, x)
 
 
-def real_dtype(x: Any) -> np.dtype:
-    """The dtype of `abs(x)`."""
-    return np.dtype(x.dtype) if kind(x) != "c" else np.dtype(f"float{4 * np.dtype(x.dtype).itemsize}")
-
-
 def need(condition: bool, reason: str) -> None:
     """Decline the op unless `condition`.
 

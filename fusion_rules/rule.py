@@ -114,10 +114,6 @@ def rule(
     return enter
 
 
-def _is_out(argument: torch.Argument) -> bool:
-    return argument.is_out
-
-
 def _plain(argument: torch.Argument) -> tuple[str, str]:
     return argument.name, str(argument.type)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from fused_eager import IslandRefused, fused_eager
 from fused_eager.reasons import CODES
 from fused_eager.reporting.pages import PAGES, main
 from fused_eager.reporting.schema import KINDS
@@ -60,3 +63,18 @@ def test_examples_are_python_and_differ_from_their_cure(code: object) -> None:
     ast.parse(row.example)
     ast.parse(row.cured)
     assert row.example != row.cured
+
+
+def test_the_cure_for_an_island_gives_the_same_without_one() -> None:
+    a, row = torch.rand(3, 3, dtype=torch.float64), CODES["region.island"]
+
+    def run(program: str) -> float:
+        found: dict[str, Any] = {"torch": torch, "a": a}
+        exec(program, found)
+        return float(found["y"])
+
+    with fused_eager(islands="refuse"):
+        with pytest.raises(IslandRefused):
+            run(row.example)
+        cured = run(row.cured)
+    assert cured == pytest.approx(run(row.example))
