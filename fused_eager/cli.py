@@ -20,14 +20,15 @@ class Command:
     name: str
     module: str
     help: str
+    runs: bool = False  # somebody's program: what that raises is its own
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified"),
+    Command("run", "fused_eager.launch", "run a Python program or module under fused_eager(), unmodified", True),
     Command("report", "fused_eager.reporting.commands", "what a run did and what to change, from its event log"),
     Command("diff", "fused_eager.reporting.compare", "what is different between the event logs of two runs"),
     Command("top", "fused_eager.reporting.top", "follow the event log of a running program"),
-    Command("explain", "fused_eager.reporting.explaining", "run a program and say what became of each of its lines"),
+    Command("explain", "fused_eager.reporting.explaining", "run a program, say what became of each of its lines", True),
     Command("config", "fused_eager.config", "print every option: value, origin, environment variable, help"),
     Command("cache", "fused_eager.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
     Command("ops", "fused_eager.ops", "say which of torch's ops run through XLA, and why others do not"),
@@ -47,6 +48,19 @@ def _program() -> str:
     return "python -m fused_eager" if name == "__main__.py" else name
 
 
+def _run(command: Command, argv: list[str], prog: str) -> int:
+    try:
+        code = int(importlib.import_module(command.module).main(argv, f"{prog} {command.name}"))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if command.runs:
+            raise
+        # Whoever read this has seen enough (`| head`); at its end the interpreter flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` (`sys.argv[1:]`) names; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -56,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if argv else 2
     for command in COMMANDS:
         if command.name == argv[0]:
-            return int(importlib.import_module(command.module).main(argv[1:], f"{prog} {command.name}"))
+            return _run(command, argv[1:], prog)
     near = difflib.get_close_matches(argv[0], [command.name for command in COMMANDS], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     print(f"{prog}: there is no command {argv[0]!r}{hint}\n\n{usage(prog)}", file=sys.stderr)

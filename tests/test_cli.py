@@ -276,3 +276,12 @@ def test_ctrl_c_ends_the_process_by_the_signal(tmp_path: Path) -> None:
     done = python("-m", "fused_eager", "run", "--report", "s.py", cwd=tmp_path)
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr and "launch.py" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "fused_eager", "config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
