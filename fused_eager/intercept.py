@@ -24,7 +24,7 @@ from .events import LOG
 from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from .pace import Turn
-from .reasons import Reason
+from .reasons import OUTSIDE, Reason
 from .stream import Stream
 
 _modes_below = torch._C._len_torch_dispatch_stack
@@ -343,7 +343,7 @@ def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> An
     """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
     if not (_in_child or stream.config.mode == "off"):
         run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
-        why = f"{type(quiet.stack()[-1]).__name__} is active outside the context and sees each op"
+        why = f"{type(quiet.stack()[-1]).__name__} {OUTSIDE}"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
     return func(*args, **kwargs)
 

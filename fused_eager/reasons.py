@@ -176,6 +176,9 @@ CODES: dict[str, Code] = {
 }
 
 
+OUTSIDE = "is active outside the context and sees each op"  # after the name of a mode: why an op runs natively
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """A code with the place it applies to and what exactly it was."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fused_eager.reasons import CODES
+from fused_eager.reasons import CODES, OUTSIDE
 
 from .facts import Facts
-from .rows import Compile, Cut, Region, Sync
+from .rows import Compile, Cut, Island, Region, Sync
 from .source import short, statement, text
 
 OFTEN = 0.2  # of the rounds: what happens less often than that is worth a word only for its time
@@ -287,11 +287,31 @@ def _touches(facts: Facts, cut: Cut, site: str) -> bool:
 # ---- islands and the rest ----------------------------------------------------------------------------------------
 
 
+def _outside(facts: Facts) -> Iterator[Advice]:
+    """Modes of the program's around the context, which every op is left to."""
+    by_mode: dict[str, list[Island]] = collections.defaultdict(list)
+    for island in facts.islands:
+        if island.reason.endswith(OUTSIDE):
+            by_mode[island.reason.removesuffix(OUTSIDE).strip()].append(island)
+    for mode, islands in by_mode.items():
+        most = max(islands, key=lambda island: island.count)
+        yield Advice(
+            "outside",
+            most.site,
+            f"nothing is fused where a {mode} is active outside the context",
+            "enter it inside the context, where it sees the ops before they are recorded, or do without it",
+            sum(island.seconds for island in islands),
+            f"{sum(island.count for island in islands)} ops ran natively because of it",
+        )
+
+
 def _islands(facts: Facts) -> Iterator[Advice]:
     groups: dict[tuple[str, str], list[str]] = {}
     seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for island in facts.islands:
+        if island.reason.endswith(OUTSIDE):
+            continue
         key = island.op, island.site
         groups.setdefault(key, []).append(island.reason)
         seconds[key] += island.seconds
@@ -368,6 +388,7 @@ FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _wrong,
     _waits,
     _again,
+    _outside,
     _islands,
     _rebuilt,
     _tiny_flushes,

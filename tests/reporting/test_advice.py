@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fused_eager.reasons import OUTSIDE
 from fused_eager.reporting.advice import WAITS, Advice
 from fused_eager.reporting.source import short, shorten, split, statement
 
@@ -170,6 +171,15 @@ def test_islands_count_with_what_they_hold_up() -> None:
     found = only(log)
     assert (found.kind, found.site) == ("island", "a.py:3") and found.seconds == pytest.approx(1.0)
     assert "no lowering" in found.evidence
+
+
+def test_a_mode_around_the_context_is_one_thing_to_change() -> None:
+    log = loop()
+    for op, line in (("aten.mm.default", "a.py:3"), ("aten.tanh.default", "a.py:4"), ("aten.mm.default", "a.py:3")):
+        log.island(op, line, f"FlopCounterMode {OUTSIDE}")
+    found = only(log)
+    assert (found.kind, found.site) == ("outside", "a.py:3") and "FlopCounterMode" in found.title
+    assert "inside the context" in found.cure and found.evidence.startswith("3 ops")
 
 
 def test_streams_that_are_not_worth_compiling() -> None:
