@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ from .stretch import Choice
 _ROWS = tuple(name for name in OPTIONS if name.startswith("cache"))
 
 
+@dataclass
+class _Following:
+    """One look-up of an entry: who makes it meanwhile, if another process does."""
+
+    owner: object = None
+
+
+class _Followed(threading.local):
+    def __init__(self) -> None:
+        self.now = _Following()
+
+
 class Keeper:
     """An open cache with the options it was opened with."""
 
@@ -45,7 +57,7 @@ class Keeper:
         self.wait = config.cache_wait
         self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
         self.choices: Bounded[str, Choice] = Bounded(4096)  # what the stores hold, as far as it has been seen
-        self._followed = threading.local()
+        self._followed = _Followed()
         self.cache: Cache = store.open_cache(
             config.cache,
             local_dir=config.cache_dir or None,
@@ -135,15 +147,21 @@ class Keeper:
 
     def _fetch(self, key: Key, name: str, progress: bool) -> Entry | Lead | None:
         """An entry to load, the right to make one, or None: make one without being asked to."""
-        self._followed.owner = None
+        following = self._followed.now = _Following()
         began = time.perf_counter()
-        with waiting(f"waiting for what another process makes of {name}", progress):
+
+        def what() -> str:
+            if following.owner is None:
+                return f"looking {name} up in the compile cache"
+            return f"waiting for what another process makes of {name}"
+
+        with waiting(what, progress):
             found = self.cache.fetch(key, self.wait)
-        if self._followed.owner is not None:
+        if following.owner is not None:
             seconds = time.perf_counter() - began
             came = "entry" if isinstance(found, Entry) else "lead" if isinstance(found, Lead) else found.reason
             LOG.emit(
-                "cache-wait", region=name, key=key.digest, seconds=seconds, owner=self._followed.owner, outcome=came
+                "cache-wait", region=name, key=key.digest, seconds=seconds, owner=following.owner, outcome=came
             )
         return found if isinstance(found, (Entry, Lead)) else None
 
@@ -189,7 +207,7 @@ class Keeper:
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
         if kind == "follow":
-            self._followed.owner = data["owner"]
+            self._followed.now.owner = data["owner"]
         plain = {name: _plain(value) for name, value in data.items()}
         LOG.emit(f"cache-{kind}", **plain)
 

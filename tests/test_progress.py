@@ -58,3 +58,18 @@ def test_the_body_s_exception_ends_the_telling(told: threading.Event) -> None:
         if thread.name == "fused-eager progress":
             thread.join(30)
     assert threading.active_count() <= before
+
+
+def test_what_is_told_may_change_while_it_lasts(told: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
+    words = iter(["looking it up", "waiting for another process"])
+
+    def what() -> str:
+        word = next(words, "")
+        if not word:
+            told.set()
+        return word
+
+    with progress.waiting(what):
+        assert told.wait(30)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert "looking it up, " in first and "waiting for another process, " in second
