@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from . import run
 from .buffers import LOCK
 from .config import Config
 from .intercept import FrontDoor
+from .quiet import without
 from .reasons import Reason
 from .scratch import SCRATCH
 
@@ -47,9 +48,10 @@ def in_context_of(door: FrontDoor, body: Callable[..., Any], *args: Any, **kwarg
 
 @contextmanager
 def _lent(lender: FrontDoor) -> Iterator[None]:
+    ended = THREAD.door  # of a pool's thread that was started in a context that is closed by now
     with LOCK:
         config = lender.stream.config
-        if THREAD.door is not None or not lender.open or config.mode == "off":
+        if (ended is not None and ended.open) or not lender.open or config.mode == "off":
             door = None
         else:
             door = FrontDoor(config, lender)
@@ -57,22 +59,20 @@ def _lent(lender: FrontDoor) -> Iterator[None]:
     if door is None:
         yield
         return
-    door.__enter__()
-    THREAD.door = door
-    THREAD.configs.append(config)
-    THREAD.writers.append(None)
-    try:
-        yield
-    finally:
-        THREAD.door = None
-        THREAD.configs.pop()
-        THREAD.writers.pop()
-        with LOCK:
-            lender.lent.discard(door)
+    before = ended, THREAD.configs, THREAD.writers
+    with nullcontext() if ended is None else without(ended):
+        door.__enter__()
+        THREAD.door, THREAD.configs, THREAD.writers = door, [config], [None]
         try:
-            close(door)
+            yield
         finally:
-            door.__exit__(None, None, None)
+            THREAD.door, THREAD.configs, THREAD.writers = before
+            with LOCK:
+                lender.lent.discard(door)
+            try:
+                close(door)
+            finally:
+                door.__exit__(None, None, None)
 
 
 def keep(door: FrontDoor) -> None:

@@ -106,3 +106,22 @@ def test_a_thread_that_outlives_the_context_is_in_none(around: dict[str, str]) -
         go.set()
         thread.join()
     assert seen == ["off", [3.0] * 10, [3.0] * 10]
+
+
+def test_a_pool_that_outlives_a_context_runs_its_jobs_in_the_next_one() -> None:
+    modes = []
+
+    def job() -> None:
+        modes.append(current_mode())
+        x.add_(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            x = torch.ones(4)
+            with fused_eager(native="never"):
+                y = x * 2  # pending, and it is to read what is there now
+                pool.submit(job).result()
+                z = y + x
+            assert z.tolist() == [4.0] * 4
+        pool.submit(job).result()
+    assert modes == ["fused"] * 3 + ["off"] and x.tolist() == [3.0] * 4
