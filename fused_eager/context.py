@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import background, follower, guards, run, site, threads
+from . import background, follower, guards, run, signals, site, threads
 from .aside import entered, turned
 from .caching import keeper
 from .config import Config, resolve
@@ -168,13 +168,18 @@ class fused_eager:
 
     @staticmethod
     def _open(config: Config, place: Any) -> None:
-        keeper(config)
-        follower.enter(config)
-        door = FrontDoor(config)
-        if "torch._dynamo.trace_rules" in sys.modules:
-            guards.hide_from_dynamo()
-        guards.install()
-        door.__enter__()
+        signals.hold()
+        try:
+            keeper(config)
+            follower.enter(config)
+            door = FrontDoor(config)
+            if "torch._dynamo.trace_rules" in sys.modules:
+                guards.hide_from_dynamo()
+            guards.install()
+            door.__enter__()
+        except BaseException:
+            signals.release()
+            raise
         THREAD.door = door
         if config.measures:
             entered(door, place)
@@ -199,8 +204,11 @@ class fused_eager:
     @staticmethod
     def _close(door: FrontDoor) -> None:
         THREAD.door = None
-        door.__exit__(None, None, None)
-        guards.uninstall()
+        try:
+            door.__exit__(None, None, None)
+        finally:
+            guards.uninstall()
+            signals.release()
 
     @staticmethod
     def _switch(door: FrontDoor, config: Config) -> None:

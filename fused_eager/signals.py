@@ -1,0 +1,145 @@
+"""Signals: while a context of the main thread is open, a handler of the program's runs between the program's own lines.
+
+Python calls handlers between any two bytecodes of the main thread, the runtime's included. The middle of a flush is no
+place for a checkpoint that a handler saves on SIGTERM, nor for the exception that Ctrl-C raises: what a region has
+computed and nobody holds yet would be lost. So a signal that finds the main thread in the runtime is sent once more, a
+moment later, until it finds it elsewhere.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # the one of Python makes enums, which takes ten times as long
+import _thread
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+import torch
+
+from . import background, guards
+from .buffers import LOCK
+from .compile import load_or_compile
+from .quiet import inside
+from .run import Execution
+
+FIRST, LONGEST = 1e-3, 0.05  # seconds until a signal is sent again: doubled each time
+# And until Ctrl-C interrupts the runtime all the same: whoever has waited so long wants to know where it is.
+PATIENCE = 10.0
+
+_OURS = os.path.dirname(__file__) + os.sep
+# Whose code is on the program's behalf as well as on the runtime's: what is below it on the stack says for whom.
+_NEUTRAL = (guards.__file__, *(os.path.dirname(str(m.__file__)) + os.sep for m in (torch, jax, threading)))
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies in the standard library's
+_NUMBERS = sorted(int(number) for number in signal.valid_signals())
+_WAITS = frozenset({load_or_compile.__code__, background.Queue.wait.__code__})
+
+_contexts = 0  # of the main thread, that are open
+_later: dict[int, Later] = {}  # by signal, while they are
+_set, _get = signal.signal, signal.getsignal
+
+
+class Later:
+    """What stands for a handler of the program's."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]):
+        self.handler = handler
+        self.since = 0.0  # when a signal came that the handler is still to be told of; 0 if none has
+        self.pause = FIRST
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if _is_within(frame) and not self._interrupts(frame):
+            self.since = self.since or time.monotonic()
+            pause, self.pause = self.pause, min(2 * self.pause, LONGEST)
+            # Not a `threading.Thread`: what has been interrupted may hold the locks that starting one takes.
+            _thread.start_new_thread(_send, (number, pause))
+            return None
+        self.since, self.pause = 0.0, FIRST
+        return self.handler(number, frame)
+
+    def _interrupts(self, frame: FrameType | None) -> bool:
+        """Whether it is Ctrl-C, and has waited too long, or nothing is lost by it here."""
+        if self.handler is not signal.default_int_handler:
+            return False
+        return (bool(self.since) and time.monotonic() - self.since > PATIENCE) or _is_waiting(frame)
+
+
+def _is_within(frame: FrameType | None) -> bool:
+    """Whether what runs in `frame` belongs to the runtime: a signal would find its work half done."""
+    if LOCK._is_owned() or inside():  # type: ignore[attr-defined]
+        return True
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NEUTRAL) or any(folder in file for folder in _INSTALLED):
+            return file.startswith(_OURS)
+        frame = frame.f_back
+    return False
+
+
+def _is_waiting(frame: FrameType | None) -> bool:
+    """Whether the runtime compiles, or waits for that, and no region of a flush has run."""
+    codes: set[CodeType] = set()
+    while frame is not None:
+        codes.add(frame.f_code)
+        frame = frame.f_back
+    return not codes.isdisjoint(_WAITS) and Execution.advance.__code__ not in codes
+
+
+def _send(number: int, pause: float) -> None:
+    time.sleep(pause)
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, number)
+
+
+def hold() -> None:
+    """A context of this thread opens."""
+    global _contexts
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_kill"):
+        return
+    _contexts += 1
+    if _contexts == 1:
+        _replace(_signal_of_the_program, _handler_of_the_program)
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                _later[number] = later = Later(handler)
+                _signal.signal(number, later)
+
+
+def release() -> None:
+    """A context of this thread has closed."""
+    global _contexts
+    if threading.current_thread() is not threading.main_thread() or not _contexts:
+        return
+    _contexts -= 1
+    if not _contexts:
+        _replace(_set, _get)
+        while _later:
+            number, later = _later.popitem()
+            if _signal.getsignal(number) is later:
+                _signal.signal(number, later.handler)
+
+
+def _replace(set_handler: Callable[..., Any], get_handler: Callable[..., Any]) -> None:
+    signal.signal, signal.getsignal = set_handler, get_handler
+
+
+def _signal_of_the_program(number: int, handler: Any) -> Any:
+    """`signal.signal` while a context is open."""
+    later = Later(handler) if callable(handler) else None
+    before = _set(number, handler if later is None else later)
+    _later.pop(int(number), None)
+    if later is not None:
+        _later[int(number)] = later
+    return before.handler if isinstance(before, Later) else before
+
+
+def _handler_of_the_program(number: int) -> Any:
+    """`signal.getsignal` while a context is open."""
+    found = _get(number)
+    return found.handler if isinstance(found, Later) else found
