@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import background, follower, guards, run, signals, site, threads
+from . import background, follower, guards, leaving, run, signals, site, threads
 from .aside import entered, turned
 from .caching import keeper
 from .config import Config, resolve
@@ -170,6 +170,7 @@ class fused_eager:
     def _open(config: Config, place: Any) -> None:
         signals.hold()
         try:
+            leaving.arrange()
             keeper(config)
             follower.enter(config)
             door = FrontDoor(config)
