@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,23 @@ def adopt(thread: threading.Thread) -> None:
     thread._fused_eager = True  # type: ignore[attr-defined]
 
 
+class uncollected:
+    """In the body no finalizers of the program's run because memory is allocated: they may call torch, and would find
+    no mode that sees it, and the runtime's work half done. The collector comes a moment later.
+    """
+
+    __slots__ = ("held",)
+
+    def __enter__(self) -> None:
+        self.held = gc.isenabled()
+        if self.held:
+            gc.disable()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.held:
+            gc.enable()
+
+
 class unobserved:
     """No dispatch mode is active in the body, and nothing is recorded for autograd. Not `_DisableTorchDispatch`: the
     lowering of a decomposition needs a mode of its own inside.
@@ -47,9 +65,13 @@ class unobserved:
     A class, and not torch's `_disable_current_modes` where nothing is being exported: it is entered at every flush.
     """
 
-    __slots__ = ("autocast", "exported", "grad", "modes")
+    __slots__ = ("autocast", "collector", "exported", "grad", "modes")
 
     def __enter__(self) -> None:
+        self.collector: uncollected | None = None
+        if not is_own(threading.current_thread()):  # one that compiles for a minute would hold it off for everybody
+            self.collector = uncollected()
+            self.collector.__enter__()
         _thread.depth = getattr(_thread, "depth", 0) + 1
         self.exported: Any = None
         if _exported_modes():
@@ -69,6 +91,8 @@ class unobserved:
         if self.exported is not None:
             self.exported.__exit__(*error)
         _thread.depth -= 1
+        if self.collector is not None:
+            self.collector.__exit__(*error)
 
 
 @contextmanager

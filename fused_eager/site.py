@@ -84,7 +84,7 @@ def is_at(place: tuple[Any, ...] | None) -> bool:
     return True
 
 
-_TO_PROGRAM = 5  # frames from `is_at` to the program: follow, record, and two of the front door
+_TO_PROGRAM = 6  # frames from `is_at` to the program: follow, record, and three of the front door
 
 
 def caller() -> Site:

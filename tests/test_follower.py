@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -524,3 +525,30 @@ def test_the_cost_of_following_is_measured_of_who_follows(
     lines = capsys.readouterr().out.splitlines()
     assert [line[:42].strip() for line in lines[1:]] == [way.about for way in bench.WAYS]
     assert all(float(figure) > 0 for line in lines[1:] for figure in line[42:].split())
+
+
+@pytest.mark.parametrize("native", ["never", "measured"])
+def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native: str) -> None:
+    class Last:
+        """Part of a cycle: only the collector ends it."""
+
+        def __init__(self, one: Tensor, total: Tensor):
+            self.me, self.one, self.total = self, one, total
+
+        def __del__(self) -> None:
+            self.total.add_(self.one)
+
+    total, w, threshold = torch.zeros(3), torch.ones(50), gc.get_threshold()
+    gc.set_threshold(20)
+    try:
+        with fused_eager(native=native, follower="compiled"):
+            for step in range(300):
+                Last(torch.full((3,), 1.0) + 1 - 1, total)
+                for _ in range(4):
+                    w = torch.sin(w) + 1
+                if step % 3 == 0:
+                    w.sum().item()
+            gc.collect()
+    finally:
+        gc.set_threshold(*threshold)
+    assert gc.isenabled() and total.tolist() == [300.0] * 3

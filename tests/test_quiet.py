@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager
-from fused_eager.quiet import inside, unobserved
+from fused_eager.quiet import inside, uncollected, unobserved
 from tests.streams import open_stream
 
 
@@ -89,3 +90,48 @@ def test_an_exception_leaves_nothing_behind() -> None:
             assert not inside()
         x + 1
     assert mode.ops == ["aten.add.Tensor"]
+
+
+def test_the_collector_is_held_off_and_comes_back() -> None:
+    with unobserved():
+        assert not gc.isenabled()
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with unobserved():
+            pass
+        with fused_eager(follower="python"):
+            (torch.ones(3) + 1).tolist()
+        assert not gc.isenabled(), "the program's own choice"
+    finally:
+        gc.enable()
+
+
+def test_threads_that_compile_hold_the_collector_off_for_nobody() -> None:
+    seen: list[bool] = []
+
+    def compiles() -> None:
+        with unobserved():
+            seen.append(gc.isenabled())
+
+    thread = threading.Thread(target=compiles, name="fused-eager-compiler")
+    thread.start()
+    thread.join()
+    assert seen == [True]
+
+
+def test_an_op_that_goes_to_python_holds_the_collector_off() -> None:
+    seen: list[bool] = []
+
+    @torch.library.custom_op("quiet_test::look", mutates_args=())
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(gc.isenabled())
+        return x.clone()
+
+    with fused_eager():
+        look(torch.ones(3))
+        seen.append(gc.isenabled())
+    assert seen == [False, True]

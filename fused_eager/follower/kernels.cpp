@@ -119,6 +119,27 @@ struct Lesson {
   }
 };
 
+// Holds the collector off from where it begins until it ends: a finalizer of the program's may call torch, and would find
+// no mode that sees it, or what is followed half done.
+class Uncollected {
+ public:
+  void begin() { held_ = PyGC_Disable() != 0; }
+  void end() {
+    if (std::exchange(held_, false)) PyGC_Enable();
+  }
+  Uncollected() = default;
+  ~Uncollected() {
+    if (!held_) return;
+    const Locked locked;
+    end();
+  }
+  Uncollected(const Uncollected&) = delete;
+  Uncollected& operator=(const Uncollected&) = delete;
+
+ private:
+  bool held_ = false;
+};
+
 // Adds the time of an op to what its front door is told to measure (`measuring`), unless Python does so.
 class Timed {
  public:
@@ -145,16 +166,20 @@ struct Kernel final : c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     Way way = Way::PYTHON;
+    Uncollected uncollected;
     Lesson lesson;
     if (R.open && c10::impl::TorchDispatchModeTLS::stack_len() == 1) {
       const Locked locked;
       const auto mode = c10::impl::TorchDispatchModeTLS::get_stack_at(0);
       PyObject* door = mode->ptr(getPyInterpreter());
       if (PyObject_TypeCheck(door, R.front_door)) {
+        uncollected.begin();
         const Timed timed(door);
         way = decide(op, door, *stack, lesson);
         ++taken[static_cast<int>(way)];
-        if (way == Way::FOLLOWED) return timed.ends();
+        if (way == Way::FOLLOWED) timed.ends();
+        if (way != Way::PYTHON) uncollected.end();
+        if (way == Way::FOLLOWED) return;
       }
     }
     if (way == Way::NATIVE) {
