@@ -27,7 +27,7 @@ from .compile import load_or_compile
 from .quiet import inside
 from .run import Execution
 
-FIRST, LONGEST = 1e-3, 0.05  # seconds until a signal is sent again: doubled each time
+FIRST, LONGEST = 5e-4, 5e-3  # seconds until a signal is sent again: doubled each time
 # And until Ctrl-C interrupts the runtime all the same: whoever has waited so long wants to know where it is.
 PATIENCE = 10.0
 
@@ -56,10 +56,16 @@ class Later:
             self.since = self.since or time.monotonic()
             pause, self.pause = self.pause, min(2 * self.pause, LONGEST)
             # Not a `threading.Thread`: what has been interrupted may hold the locks that starting one takes.
-            _thread.start_new_thread(_send, (number, pause))
+            _thread.start_new_thread(self._send, (number, pause))
             return None
         self.since, self.pause = 0.0, FIRST
         return self.handler(number, frame)
+
+    def _send(self, number: int, pause: float) -> None:
+        time.sleep(pause)
+        main = threading.main_thread().ident
+        if self.since and main is not None:
+            signal.pthread_kill(main, number)
 
     def _interrupts(self, frame: FrameType | None) -> bool:
         """Whether it is Ctrl-C, and has waited too long, or nothing is lost by it here."""
@@ -73,6 +79,8 @@ def _is_within(frame: FrameType | None) -> bool:
     if LOCK._is_owned() or inside():  # type: ignore[attr-defined]
         return True
     while frame is not None:
+        if frame.f_code.co_name == "_xla_gc_callback":
+            return True  # JAX's, in the collector, which swallows what is raised
         file = frame.f_code.co_filename
         if not file.startswith(_NEUTRAL) or any(folder in file for folder in _INSTALLED):
             return file.startswith(_OURS)
@@ -87,13 +95,6 @@ def _is_waiting(frame: FrameType | None) -> bool:
         codes.add(frame.f_code)
         frame = frame.f_back
     return not codes.isdisjoint(_WAITS) and Execution.advance.__code__ not in codes
-
-
-def _send(number: int, pause: float) -> None:
-    time.sleep(pause)
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, number)
 
 
 def hold() -> None:
@@ -112,17 +113,28 @@ def hold() -> None:
 
 
 def release() -> None:
-    """A context of this thread has closed."""
+    """A context of this thread has closed. Handlers that are still to be told of a signal are called.
+
+    Raises:
+        BaseException: what a handler does, as `KeyboardInterrupt`.
+    """
     global _contexts
     if threading.current_thread() is not threading.main_thread() or not _contexts:
         return
     _contexts -= 1
-    if not _contexts:
-        _replace(_set, _get)
-        while _later:
-            number, later = _later.popitem()
-            if _signal.getsignal(number) is later:
-                _signal.signal(number, later.handler)
+    if _contexts:
+        return
+    _replace(_set, _get)
+    waiting: list[int] = []
+    while _later:
+        number, later = _later.popitem()
+        if _signal.getsignal(number) is later:
+            _signal.signal(number, later.handler)
+        if later.since:
+            later.since = 0.0
+            waiting.append(number)
+    for number in waiting:
+        signal.raise_signal(number)
 
 
 def _replace(set_handler: Callable[..., Any], get_handler: Callable[..., Any]) -> None:
