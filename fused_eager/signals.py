@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # the one of Python makes enums, which takes ten times as long
 import _thread
+import functools
 import os
 import signal
 import threading
@@ -32,9 +33,9 @@ FIRST, LONGEST = 5e-4, 5e-3  # seconds until a signal is sent again: doubled eac
 PATIENCE = 10.0
 
 _OURS = os.path.dirname(__file__) + os.sep
-# Whose code is on the program's behalf as well as on the runtime's: what is below it on the stack says for whom.
-_NEUTRAL = (guards.__file__, *(os.path.dirname(str(m.__file__)) + os.sep for m in (torch, jax, threading)))
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies in the standard library's
+_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, jax))
+_STANDARD = os.path.dirname(threading.__file__) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies there too
 _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _WAITS = frozenset({load_or_compile.__code__, background.Queue.wait.__code__})
 
@@ -81,11 +82,21 @@ def _is_within(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_name == "_xla_gc_callback":
             return True  # JAX's, in the collector, which swallows what is raised
-        file = frame.f_code.co_filename
-        if not file.startswith(_NEUTRAL) or any(folder in file for folder in _INSTALLED):
-            return file.startswith(_OURS)
+        ours = _is_ours(frame.f_code.co_filename)
+        if ours is not None:
+            return ours
         frame = frame.f_back
     return False
+
+
+@functools.cache
+def _is_ours(file: str) -> bool | None:
+    """Whether code is the runtime's or the program's; None where it works for either: what called it says for whom."""
+    if file == guards.__file__ or file.startswith((*_LIBRARIES, "<frozen ")):
+        return None
+    if file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED):
+        return None
+    return file.startswith(_OURS)
 
 
 def _is_waiting(frame: FrameType | None) -> bool:
