@@ -33,6 +33,7 @@ FIRST, LONGEST = 5e-4, 5e-3  # seconds until a signal is sent again: doubled eac
 PATIENCE = 10.0
 
 _OURS = os.path.dirname(__file__) + os.sep
+_LAUNCHER = _OURS + "launch.py"  # whatever it has called is the program, a module of the standard library's too
 _LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, jax))
 _STANDARD = os.path.dirname(threading.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies there too
@@ -96,7 +97,7 @@ def _is_ours(file: str) -> bool | None:
         return None
     if file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED):
         return None
-    return file.startswith(_OURS)
+    return file.startswith(_OURS) and file != _LAUNCHER
 
 
 def _is_waiting(frame: FrameType | None) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fused_eager import compile as compiling
-from fused_eager import context, fused_eager, guards, run, signals, sync
+from fused_eager import context, fused_eager, guards, launch, run, signals, sync
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot send one to a thread")
 
@@ -198,4 +198,4 @@ def test_whose_code_a_signal_finds() -> None:
     assert {signals._is_ours(file) for file in neutral} == {None}
     assert signals._is_ours(context.__file__) and signals._is_ours(run.__file__)
     assert signals._is_ours(__file__) is False and signals._is_ours(pytest.__file__) is False
-    assert signals._is_ours("<string>") is False
+    assert signals._is_ours("<string>") is False and signals._is_ours(launch.__file__) is False
