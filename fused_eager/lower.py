@@ -12,11 +12,10 @@ import jax.numpy as jnp
 
 from fused_eager.fusion_rules.geometry import Geometry, apart, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
-from fused_eager.fusion_rules.rule import OpClass, rule_for
+from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .images import Images
-from .opinfo import OVERWRITERS
 from .plan import Region
 from .stream import Hole, Node, Ref, Result, Use, starts
 

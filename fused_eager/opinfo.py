@@ -12,9 +12,6 @@ from torch._ops import OpOverload
 from fused_eager.fusion_rules.decompose import decomposition_of, is_composite
 from fused_eager.fusion_rules.rule import OpClass, functional_twin, hoisted_names, rule_for
 
-# In-place ops that do not look at what they overwrite.
-OVERWRITERS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
-
 
 class Kind(Enum):
     """What happens to an op at the front door."""

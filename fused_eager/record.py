@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fused_eager.fusion_rules.lowering import leaves
+from fused_eager.fusion_rules.rule import OVERWRITERS
 
 from . import buffers, lengths, native, site, witness
 from .buffers import TABLE, storage_of
@@ -19,7 +20,7 @@ from .calls import CALLS, Call, Foreign, View, new_call, take
 from .follow import follow
 from .infer import Unknown
 from .island import judge
-from .opinfo import OVERWRITERS, OpInfo
+from .opinfo import OpInfo
 from .pending import (
     Undo,
     device_input,

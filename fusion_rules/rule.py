@@ -114,6 +114,10 @@ def rule(
     return enter
 
 
+# In-place ops that do not look at what they overwrite, by the names of their schemas.
+OVERWRITERS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
+
+
 def _plain(argument: torch.Argument) -> tuple[str, str]:
     return argument.name, str(argument.type)
 
