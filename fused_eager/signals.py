@@ -111,11 +111,12 @@ def _is_waiting(frame: FrameType | None) -> bool:
 
 def hold() -> None:
     """A context of this thread opens."""
-    global _contexts
+    global _contexts, _set, _get
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_kill"):
         return
     _contexts += 1
     if _contexts == 1:
+        _set, _get = signal.signal, signal.getsignal  # somebody else may have replaced them
         _replace(_signal_of_the_program, _handler_of_the_program)
         for number in _NUMBERS:
             handler = _signal.getsignal(number)
@@ -136,7 +137,8 @@ def release() -> None:
     _contexts -= 1
     if _contexts:
         return
-    _replace(_set, _get)
+    if signal.signal is _signal_of_the_program:
+        _replace(_set, _get)
     waiting: list[int] = []
     while _later:
         number, later = _later.popitem()
