@@ -28,6 +28,7 @@ FORMAT = 1  # of the blob and of what a key says about a stretch; part of every 
 BLOB = "choice"
 LARGEST = 1024  # bytes of a blob
 
+
 class Absurd(ValueError):
     """Verified bytes that are no choice; the text says why."""
 

@@ -137,8 +137,9 @@ class fused_eager:
         door = thread.door
         if door is None:
             return
+        goes_on = any(c.mode != "off" for c in thread.configs)
         try:
-            if any(c.mode != "off" for c in thread.configs):
+            if goes_on:
                 try:
                     self._switch(door, thread.configs[-1])
                 finally:
@@ -154,7 +155,7 @@ class fused_eager:
             if hasattr(error, "add_note"):
                 error.add_note(f"fused_eager: pending work failed as well: {type(late).__name__}: {late}")
         finally:
-            if not any(c.mode != "off" for c in thread.configs):
+            if not goes_on:
                 self._close(door)
 
     @staticmethod

@@ -145,7 +145,7 @@ class FrontDoor(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # As `uncollected`, which would be an object: making one is what lets the collector run.
+        # As in `unobserved`, but without an object: making one is what lets the collector run.
         if not gc.isenabled():
             return self._dispatch(func, types, args, kwargs)
         gc.disable()

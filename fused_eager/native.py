@@ -156,8 +156,9 @@ def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why
     """Run an op as an island at once, because it cannot be recorded; `why` says what stands in the way."""
     tensors = any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs]))
     if tensors:
-        judge(stream.config, info.op, site.here(), why)
-        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(site.here())))
+        place = site.here()
+        judge(stream.config, info.op, place, why)
+        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
     out = run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
     expose_parts([args, kwargs, out])
     return out

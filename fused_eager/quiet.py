@@ -41,37 +41,22 @@ def adopt(thread: threading.Thread) -> None:
     thread._fused_eager = True  # type: ignore[attr-defined]
 
 
-class uncollected:
-    """In the body no finalizers of the program's run because memory is allocated: they may call torch, and would find
-    no mode that sees it, and the runtime's work half done. The collector comes a moment later.
-    """
-
-    __slots__ = ("held",)
-
-    def __enter__(self) -> None:
-        self.held = gc.isenabled()
-        if self.held:
-            gc.disable()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.held:
-            gc.enable()
-
-
 class unobserved:
     """No dispatch mode is active in the body, and nothing is recorded for autograd. Not `_DisableTorchDispatch`: the
     lowering of a decomposition needs a mode of its own inside.
 
     A class, and not torch's `_disable_current_modes` where nothing is being exported: it is entered at every flush.
+
+    Nor does the collector run: finalizers of the program's may call torch, and would find no mode that sees it, and the
+    runtime's work half done. It comes a moment later. A thread that compiles for a minute holds it off for nobody.
     """
 
-    __slots__ = ("autocast", "collector", "exported", "grad", "modes")
+    __slots__ = ("autocast", "collected", "exported", "grad", "modes")
 
     def __enter__(self) -> None:
-        self.collector: uncollected | None = None
-        if not is_own(threading.current_thread()):  # one that compiles for a minute would hold it off for everybody
-            self.collector = uncollected()
-            self.collector.__enter__()
+        self.collected = gc.isenabled() and not is_own(threading.current_thread())
+        if self.collected:
+            gc.disable()
         _thread.depth = getattr(_thread, "depth", 0) + 1
         self.exported: Any = None
         if _exported_modes():
@@ -91,8 +76,8 @@ class unobserved:
         if self.exported is not None:
             self.exported.__exit__(*error)
         _thread.depth -= 1
-        if self.collector is not None:
-            self.collector.__exit__(*error)
+        if self.collected:
+            gc.enable()
 
 
 @contextmanager
