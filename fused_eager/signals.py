@@ -3,18 +3,22 @@
 Python calls handlers between any two bytecodes of the main thread, the runtime's included. The middle of a flush is no
 place for a checkpoint that a handler saves on SIGTERM, nor for the exception that Ctrl-C raises: what a region has
 computed and nobody holds yet would be lost. So a signal that finds the main thread in the runtime is sent once more, a
-moment later, until it finds it elsewhere.
+moment later, until it finds it elsewhere; and not where Python prints and forgets what a handler raises, as in what the
+collector calls: it would be lost there, and collections wait for the end of the runtime as signals do.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # the one of Python makes enums, which takes ten times as long
 import _thread
+import _weakrefset
 import functools
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -36,6 +40,7 @@ _OURS = os.path.dirname(__file__) + os.sep
 _LAUNCHER = _OURS + "launch.py"  # whatever it has called is the program, a module of the standard library's too
 _LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, jax))
 _STANDARD = os.path.dirname(threading.__file__) + os.sep
+_REFERENCES = (weakref.__file__, _weakrefset.__file__)  # what they define is mostly called as an object goes
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies there too
 _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _WAITS = frozenset({load_or_compile.__code__, background.Queue.wait.__code__})
@@ -78,14 +83,23 @@ class Later:
 
 def _is_within(frame: FrameType | None) -> bool:
     """Whether what runs in `frame` belongs to the runtime: a signal would find its work half done."""
-    if LOCK._is_owned() or inside():  # type: ignore[attr-defined]
+    if LOCK._is_owned() or inside() or _forgets(frame):  # type: ignore[attr-defined]
         return True
     while frame is not None:
-        if frame.f_code.co_name == "_xla_gc_callback":
-            return True  # JAX's, in the collector, which swallows what is raised
         ours = _is_ours(frame.f_code.co_filename)
         if ours is not None:
             return ours
+        frame = frame.f_back
+    return False
+
+
+def _forgets(frame: FrameType | None) -> bool:
+    """Whether Python prints and forgets what is raised in `frame`: a finalizer, or what the collector calls."""
+    codes = {getattr(c, "__code__", None) or getattr(type(c).__call__, "__code__", None) for c in gc.callbacks}
+    while frame is not None:
+        code = frame.f_code
+        if code in codes or code.co_name == "__del__" or code.co_filename in _REFERENCES:
+            return True
         frame = frame.f_back
     return False
 
