@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .load import Ready
     from .trace import Step
 
-# With a stream that is being compiled, or reads in that time, until a thread stops recording: reports live on what is
-# recorded.
-MEETINGS = 16
+# With a stream that is being compiled, or reads in that time, until a thread stops recording: so that a loop's other
+# streams are met and compiled too. More would make the first steps slow, for what is recorded takes several times as
+# long as in eager, and more beside a thread that compiles and wants Python's lock.
+MEETINGS = 2
 PER_OP = 0.01  # seconds that XLA takes to compile one op, roughly
 PART = 0.5  # of a stream's own time on ATen that a program waits for its compilation
 NICE = 5  # where cores are short the program goes first

@@ -135,10 +135,10 @@ def test_streams_that_are_there_rest_too_while_another_one_is_compiled(held: thr
 def test_a_loop_without_sync_points_goes_on_recording(held: threading.Event) -> None:
     with fused_eager(compile="auto", max_pending=4), events("flush") as seen:
         x = torch.ones(8)
-        for _ in range(4 * background.MEETINGS):
+        for _ in range(40):
             x = x * 1.25 - 0.25
         many = len(seen)
-        assert many < 2 * background.MEETINGS, "it rests"
+        assert many <= background.MEETINGS + 3, "it rests"
         held.set()
         background.wait()
         for _ in range(40):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -135,3 +137,19 @@ def test_an_op_that_goes_to_python_holds_the_collector_off() -> None:
         look(torch.ones(3))
         seen.append(gc.isenabled())
     assert seen == [False, True]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_importing_goes_through_all_objects_once(collects: bool) -> None:
+    program = f"""
+import gc
+import torch
+whole = []
+gc.callbacks.append(lambda phase, about: whole.append(phase) if about["generation"] == 2 else None)
+if not {collects}:
+    gc.disable()
+from fused_eager import fused_eager
+print(gc.isenabled(), len(whole))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == [str(collects), "2" if collects else "0"], done.stderr  # it starts, and it stops

@@ -119,6 +119,7 @@ def test_what_comes_again_is_compiled_as_if_it_had_been_recorded() -> None:
 
 def test_a_stream_is_witnessed_until_something_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
+    monkeypatch.setattr(background, "MEETINGS", 16)  # until the thread rests, and nothing is written down
     compiling = threading.Event()
     make = load._compiled
 
@@ -282,7 +283,7 @@ def test_what_is_at_home_is_brought_to_the_device_for_a_stream_that_is_known() -
     with auto():
         for _ in range(3):
             known(x + 1)
-            sync()
+            sync(compiled=True)
         with torch.no_grad():
             y = x * 0.25 + 4  # witnessed, and at home when its sum has been read
         float(y.sum())
