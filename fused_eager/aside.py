@@ -13,20 +13,24 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import quiet, run
 from .buffers import LOCK
+from .events import LOG
 from .heap import WATCH
 from .pace import Turn
 from .reasons import Reason
-from .stream import STREAMS
+from .stream import STREAMS, Stream
 from .stretch import FACTOR, Place, Steady
 from .whole import TIMED
 
 if TYPE_CHECKING:
+    from typing_extensions import Self  # torch's; typing has it from Python 3.11 on
+
     from .intercept import FrontDoor
 
 READS = 2  # values that are read without another kind of turn until reads are taken for one
@@ -34,6 +38,7 @@ LEAST = 4  # sync points that a spell has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
 GLANCE = 2e-4  # seconds of a loop that does little but read, in which one read is looked at
 MOST_UNSEEN = 63  # reads
+TOLD_EVERY = 5.0  # seconds
 
 
 @dataclass
@@ -85,6 +90,93 @@ class Turns:
 def glances(apart: float) -> int:
     """How many reads need not be looked at until the next one, where they are so many seconds apart."""
     return MOST_UNSEEN if MOST_UNSEEN * apart <= GLANCE else int(GLANCE / apart)
+
+
+class StepsAside(TorchDispatchMode):
+    """The mode of a thread whose ops go into `stream`, which can leave the thread's stack of modes and come back.
+
+    `lender` is that of the thread in whose name this one is there, `lent` are those that are there in its own.
+    """
+
+    def __init__(self, stream: Stream, lender: Self | None):
+        super().__init__()
+        self.stream = stream
+        self.lender = lender
+        self.lent: set[Self] = set()
+        self.reads = 0  # values that were read since the last other turn
+        self.unseen = self._granted = 0  # reads that need not be looked at while aside: those left, those there were
+        self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
+        self._until = 0.0  # when it comes back
+        self._turns = Turns("step", 0.0)  # in that time
+        self._left = 0.0  # since when, or since it was last told of
+        self._looked = 0.0  # when a turn was looked at last
+
+    @property
+    def aside(self) -> bool:
+        """Whether torch runs alone, because that was measured to be faster."""
+        return self._below is not None
+
+    def someone_is_aside(self) -> bool:
+        """Whether this one is aside, or one of those in whose name it is there: a thread may start threads."""
+        return self.aside or (self.lender is not None and self.lender.someone_is_aside())
+
+    def step_aside(self, turn: Turn, until: float) -> None:
+        """Leave this thread's stack of modes until then, and for as long as it is to run natively in any case.
+        Nothing may be pending in its stream.
+        """
+        modes = quiet.stack()
+        if self in modes:
+            self._below, self._until, self._left = modes[: modes.index(self)], until, time.perf_counter()
+            self._looked = self._left
+            self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
+            quiet.restack([mode for mode in modes if mode is not self])
+
+    def stood_aside(self, turn: Turn) -> None:
+        """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
+        now, turns, same = time.perf_counter(), self._turns, True
+        passed = 1 + self._granted - self.unseen
+        self.unseen = self._granted = 0
+        since, self._looked = now - self._looked, now
+        if turns.kind == "entry":
+            turns.kind = turn
+        if turn == turns.kind:
+            ended = passed if turn == "read" else 1
+            same = turns.ended(now, ended)  # else it is another program now
+            if now - self._left > TOLD_EVERY:
+                self._tell()
+            self.stream.spell.passed_sync(ended)
+        if not same:
+            self.stream.pace.whole.forget()
+        if not same or (now >= self._until and not self.stream.spell.left):
+            self.come_back()
+        elif turn == "read":
+            self.unseen = self._granted = glances(turns.fastest if turns.kind == "read" else since / passed)
+
+    def come_back(self) -> None:
+        """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
+        modes = quiet.stack()
+        if self._below is not None and modes[: len(self._below)] == self._below:
+            modes.insert(len(self._below), self)
+            quiet.restack(modes)
+            self._return()
+
+    def _tell(self) -> None:
+        """Say how long torch has been alone: a live view has nothing else to go by."""
+        now = time.perf_counter()
+        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._left)
+        self._turns.count, self._left = 0, now
+
+    def _return(self) -> None:
+        self._below = None
+        self.unseen = self._granted = 0
+        self._tell()
+        self.stream.pace.resume(self._turns.usual, self._turns.middle)
+
+    def __exit__(self, *error: Any) -> None:
+        if self._below is not None:
+            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
+            self._return()
+        super().__exit__(*error)
 
 
 def entered(door: FrontDoor, place: Place) -> None:

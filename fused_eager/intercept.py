@@ -7,7 +7,6 @@ so a second one, a device of its own, needs no change there.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,14 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, follower, native, quiet, record, run, site
-from .aside import Turns, glances, turned
+from .aside import StepsAside, turned
 from .buffers import LOCK
 from .calls import shape_of
 from .config import Config
 from .events import LOG
 from .native import nothing_is_pending
 from .opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
-from .pace import Turn
 from .reasons import OUTSIDE, Reason
 from .stream import Stream
 
@@ -41,9 +39,6 @@ def _is_plain(kind: type) -> bool:
     return found
 
 
-TOLD_EVERY = 5.0  # seconds
-
-
 class Watcher(TorchDispatchMode):
     """A mode that is entered before a context to see what runs natively in it, and nothing else."""
 
@@ -52,90 +47,13 @@ def _only_watchers() -> bool:
     return all(isinstance(mode, Watcher) for mode in quiet.stack())
 
 
-class FrontDoor(TorchDispatchMode):
+class FrontDoor(StepsAside):
     """Intercepts the ops of one thread and records them in its stream."""
 
     def __init__(self, config: Config, lender: FrontDoor | None = None):
-        super().__init__()
-        self.stream = Stream(config)
-        self.lender = lender  # that of the thread in whose name this one is open
-        self.lent: set[FrontDoor] = set()
+        super().__init__(Stream(config), lender)
         self.open = True  # whether threads that are started may still enter in its name
         self.hidden = False  # taken off the stack of modes for the length of a call
-        self.reads = 0  # values that were read since the last other turn
-        self.until = 0.0  # when it comes back, having stepped aside
-        self.unseen = self._granted = 0  # reads that need not be looked at then: those left, and those there were
-        self._turns = Turns("step", 0.0)  # in that time
-        self._left = 0.0  # since when, or since it was last told of
-        self._looked = 0.0  # when one of them was looked at last
-        self._aside: list[TorchDispatchMode] | None = None  # the modes below, while it does
-
-    @property
-    def aside(self) -> bool:
-        """Whether torch runs alone, because that was measured to be faster."""
-        return self._aside is not None
-
-    def someone_is_aside(self) -> bool:
-        """Whether this one is aside, or one of those in whose name it is open: a thread may start threads."""
-        return self.aside or (self.lender is not None and self.lender.someone_is_aside())
-
-    def step_aside(self, turn: Turn, until: float) -> None:
-        """Leave this thread's stack of modes until then, and for as long as it is to run natively in any case.
-        Nothing may be pending in its stream.
-        """
-        modes = quiet.stack()
-        if self in modes:
-            self._aside, self.until, self._left = modes[: modes.index(self)], until, time.perf_counter()
-            self._looked = self._left
-            self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
-            quiet.restack([mode for mode in modes if mode is not self])
-
-    def stood_aside(self, turn: Turn) -> None:
-        """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
-        now, turns, same = time.perf_counter(), self._turns, True
-        passed = 1 + self._granted - self.unseen
-        self.unseen = self._granted = 0
-        since, self._looked = now - self._looked, now
-        if turns.kind == "entry":
-            turns.kind = turn
-        if turn == turns.kind:
-            ended = passed if turn == "read" else 1
-            same = turns.ended(now, ended)  # else it is another program now
-            if now - self._left > TOLD_EVERY:
-                self._tell()
-            self.stream.spell.passed_sync(ended)
-        if not same:
-            self.stream.pace.whole.forget()
-        if not same or (now >= self.until and not self.stream.spell.left):
-            self.come_back()
-        elif turn == "read":
-            self.unseen = self._granted = glances(turns.fastest if turns.kind == "read" else since / passed)
-
-    def come_back(self) -> None:
-        """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
-        modes = quiet.stack()
-        if self._aside is not None and modes[: len(self._aside)] == self._aside:
-            modes.insert(len(self._aside), self)
-            quiet.restack(modes)
-            self._return()
-
-    def _tell(self) -> None:
-        """Say how long torch has been alone: a live view has nothing else to go by."""
-        now = time.perf_counter()
-        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._left)
-        self._turns.count, self._left = 0, now
-
-    def _return(self) -> None:
-        self._aside = None
-        self.unseen = self._granted = 0
-        self._tell()
-        self.stream.pace.resume(self._turns.usual, self._turns.middle)
-
-    def __exit__(self, *error: Any) -> None:
-        if self._aside is not None:
-            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
-            self._return()
-        super().__exit__(*error)
 
     supports_higher_order_operators = True
 

@@ -83,7 +83,7 @@ def gpt(steps: int = 2) -> Any:
 
 def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     """A loop with one read, on a clock that only passes as it is told to: whether each round ran natively."""
-    clocks = [importlib.import_module(f"fused_eager.{name}") for name in ("pace", "stretch", "intercept", "aside")]
+    clocks = [importlib.import_module(f"fused_eager.{name}") for name in ("pace", "stretch", "aside")]
     clock, real = types.SimpleNamespace(now=0.0), time
     for module in clocks:
         module.time = types.SimpleNamespace(perf_counter=lambda: clock.now)

@@ -61,7 +61,7 @@ def native_wins_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _native_wins(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
     clock = Ticking()
-    for module in ("pace", "stretch", "intercept", "aside"):
+    for module in ("pace", "stretch", "aside"):
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)
 
     def choose(self: Stretch) -> bool:

@@ -138,7 +138,7 @@ def test_a_loop_of_two_stretches_ends_up_on_the_faster_way_of_all(
     pace.forget()
     monkeypatch.setattr(stretch, "FACTOR", math.inf)
     clock = Costs()
-    for module in ("pace", "stretch", "intercept", "aside"):
+    for module in ("pace", "stretch", "aside"):
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)
 
     def choose(self: Stretch) -> bool:
