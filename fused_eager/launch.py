@@ -182,10 +182,9 @@ def main(argv: list[str], prog: str) -> int:
         return 2
 
     import fused_eager
-    from fused_eager.context import fused_eager as context
 
     try:
-        with context(**options):
+        with fused_eager.fused_eager(**options):
             program()
     except SystemExit:
         raise

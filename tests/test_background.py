@@ -147,6 +147,27 @@ def test_a_loop_without_sync_points_goes_on_recording(held: threading.Event) -> 
         assert x.tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize(("seed", "theirs"), [(90, None), (91, 1e-5), (92, 0.003)])
+def test_the_compiler_lets_the_program_have_pythons_lock(
+    held: threading.Event, seed: int, theirs: float | None
+) -> None:
+    """`theirs` is what the program sets meanwhile, which stands."""
+    before, step = sys.getswitchinterval(), make_step(seed)
+    try:
+        with fused_eager(compile="auto"):
+            step(), step()
+            limit = time.monotonic() + 60
+            while sys.getswitchinterval() != pytest.approx(background.YIELD):
+                assert background.busy() and time.monotonic() < limit
+            if theirs:
+                sys.setswitchinterval(theirs)
+            held.set()
+            background.wait()
+        assert sys.getswitchinterval() == pytest.approx(theirs or before)
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_streams_that_come_once_each_stop_being_recorded() -> None:
     """A growing shape: nothing of it ever comes again, so nothing is compiled, and soon nothing recorded."""
     with events("compile") as seen, events("flush") as flushes, fused_eager(compile="auto"):
