@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -124,25 +126,33 @@ def probe(
 ) -> Probe:
     """Both samples of a workload in a system. The second goes on for `settle_s` seconds until memory is looked at.
 
-    Raises RuntimeError with the last line that the process wrote if it fails or takes longer than `timeout_s`.
+    Raises RuntimeError as `fresh` does.
     """
+    command = [sys.executable, "-m", "benchmarks.probe", workload, system, "--size", size]
+    with empty_caches() as environment:
+        cold = Sample(**fresh(command, environment, timeout_s))
+        warm = Sample(**fresh([*command, "--settle", str(settle_s)], environment, timeout_s))
+    return Probe(cold, warm)
+
+
+@contextmanager
+def empty_caches() -> Iterator[dict[str, str]]:
+    """The environment of processes that find nothing compiled but what they compile. The compiled follower is there: it
+    is the library's, and no compiled region: what a user has who has run any program before."""
+    from fused_eager.follower import build
+
     with tempfile.TemporaryDirectory() as folder:
         environment = {name: value for name, value in os.environ.items() if name != "FUSED_EAGER_CACHE"}
         environment.update({name: str(Path(folder, name.lower())) for name in _CACHES})
-        _lend_follower(Path(environment[_CACHES[0]]))
-        command = [sys.executable, "-m", "benchmarks.probe", workload, system, "--size", size]
-        cold = _fresh(command, environment, timeout_s)
-        return Probe(cold, _fresh([*command, "--settle", str(settle_s)], environment, timeout_s))
+        build.lend(Path(environment[_CACHES[0]], "fused_eager"))
+        yield environment
 
 
-def _lend_follower(home: Path) -> None:
-    """It is the library's, and no compiled region: what a user has who has run any program before."""
-    from fused_eager.follower import build
+def fresh(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> Any:
+    """What a process of its own prints as JSON, in its last line.
 
-    build.lend(home / "fused_eager")
-
-
-def _fresh(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> Sample:
+    Raises RuntimeError with the last line that it wrote if it fails or takes longer than `timeout_s`.
+    """
     try:
         done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -150,7 +160,7 @@ def _fresh(command: Sequence[str], environment: dict[str, str], timeout_s: float
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise RuntimeError(lines[-1])
-    return Sample(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

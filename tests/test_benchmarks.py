@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, environment, index_checks, measure, model_programs, probe, table
+from benchmarks import check, environment, first_steps, index_checks, measure, model_programs, probe, table
 from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
 from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
@@ -257,6 +257,17 @@ def test_fresh_processes_tell_first_steps_and_memory() -> None:
         assert 0 < sample.base_mb <= sample.first_peak_mb
     assert told.cold.steady_peak_mb is None  # the first process ends after its first steps
     assert 0 < (told.warm.steady_peak_mb or 0.0) <= 1.1 * told.warm.first_peak_mb
+
+
+def test_first_steps_are_those_of_fresh_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    first_steps.main(["--rounds=1", "--steps=3", "--size=tiny", "tiny"])
+    cells = capsys.readouterr().out.splitlines()[-1].strip("| ").split(" | ")
+    assert cells[0] == "tiny" and len(cells) == 6
+    assert all(float(figure) >= 0 for figure in cells[1:])
+    seconds = first_steps.run("tiny", "eager", 4, "tiny")
+    assert len(seconds) == 4 and min(seconds) > 0
+    with pytest.raises(SystemExit):
+        first_steps.main(["nothing_of_that_name"])
 
 
 def test_failing_fresh_process_is_named_by_its_last_line() -> None:
