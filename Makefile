@@ -23,9 +23,9 @@ demo: .venv/.made
 test: .venv/.made
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
-# The second time as where there is no compiler.
+# Some of the slow tests take many minutes. The second time as where there is no compiler.
 test-full: .venv/.made-full
-	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 $(WORKERS) $(ARGS)
 	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 bench: .venv/.made

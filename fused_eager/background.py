@@ -32,16 +32,22 @@ if TYPE_CHECKING:
     from .load import Ready
     from .trace import Step
 
-# With a stream that is being compiled, or reads in that time, until a thread stops recording: so that a loop's other
-# streams are met and compiled too. More would make the first steps slow, for what is recorded takes several times as
-# long as in eager, and more beside a thread that compiles and wants Python's lock.
-MEETINGS = 2
+# With a stream that is being compiled, or reads in that time, until a thread stops recording. Where a report is wanted,
+# which lives on what is recorded:
+MEETINGS = 16
+# And else, so that a loop's other streams are met and compiled too. More would make the first steps slow, for what is
+# recorded takes several times as long as in eager, and more beside a thread that compiles and wants Python's lock.
+UNHEARD = 2
 PER_OP = 0.01  # seconds that XLA takes to compile one op, roughly
 PART = 0.5  # of a stream's own time on ATen that a program waits for its compilation
 NICE = 5  # where cores are short the program goes first
 # Seconds that the compiling thread keeps Python's lock while the program waits for it. Torch lets go of the lock in
 # each op, and would wait for five milliseconds after each, Python's own number: a step of 400 ops took 0.4 s, once.
 YIELD = 1e-4
+
+
+def _meetings() -> int:
+    return MEETINGS if LOG.is_wanted else UNHEARD
 
 
 def is_quick(ops: int, seconds: float) -> bool:
@@ -79,7 +85,7 @@ class Waiting:
         """It has come while it is being compiled: what runs it."""
         if self.ready is None:
             self.met += 1
-            if self.met >= MEETINGS:
+            if self.met >= _meetings():
                 _QUEUE.rest(spell)
         return self.ready or self.meanwhile
 
@@ -145,7 +151,7 @@ class Queue:
     def disturb(self, spell: Spell) -> None:
         """A thread of the program has read a value: how long it took says nothing, as something is being compiled."""
         self._disturbed += 1
-        if self._disturbed >= MEETINGS:
+        if self._disturbed >= _meetings():
             self.rest(spell)
 
     def wait(self) -> None:

@@ -55,6 +55,7 @@ class EventLog:
     """The last events of each kind, counts and sums that survive them, and the sinks that want each as it happens.
 
     `detailed` asks the stages for what costs time to find out: the modules and forward lines of ops, time per region.
+    `asked` says that a report will be printed of it.
     """
 
     kept: int = KEPT
@@ -63,8 +64,14 @@ class EventLog:
     sinks: list[Callable[[Event], None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     detailed: bool = False
+    asked: bool = False
     owed: collections.deque[Callable[[], Event]] = field(default_factory=collections.deque)
     paying: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody is known to want to read it."""
+        return self.asked or bool(self.sinks)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Append an event and count it."""

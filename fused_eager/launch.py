@@ -182,7 +182,9 @@ def main(argv: list[str], prog: str) -> int:
         return 2
 
     import fused_eager
+    from fused_eager.events import LOG
 
+    LOG.asked = arguments.report
     try:
         with fused_eager.fused_eager(**options):
             program()
@@ -195,6 +197,7 @@ def main(argv: list[str], prog: str) -> int:
         _hide_our_frames()
         raise
     finally:
+        LOG.asked = False
         if arguments.report:
             print(fused_eager.report(), file=sys.stderr)
     return 0

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import fused_eager as package
 from fused_eager import cli, launch
 
 # What a program can see of how it was started.
@@ -42,9 +43,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         seen.append(options)
         yield
 
-    stub = types.ModuleType("fused_eager.context")
-    stub.fused_eager = fused_eager  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fused_eager.context", stub)
+    monkeypatch.setattr(package, "fused_eager", fused_eager)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))

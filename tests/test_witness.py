@@ -119,7 +119,6 @@ def test_what_comes_again_is_compiled_as_if_it_had_been_recorded() -> None:
 
 def test_a_stream_is_witnessed_until_something_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
-    monkeypatch.setattr(background, "MEETINGS", 16)  # until the thread rests, and nothing is written down
     compiling = threading.Event()
     make = load._compiled
 
