@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from benchmarks.environment import build_follower, wanted
 from benchmarks.probe import empty_caches, fresh
 from benchmarks.systems import SYSTEMS
-from benchmarks.workloads import WORKLOADS, Size
+from benchmarks.workloads import WORKLOADS, Size, select
 
 DEFAULT = ("tiny", "elementwise_1m", "mlp_adam_loop", "gpt_adamw", "resnet18_train_64", "layers_2", "layers_12")
 STEPS, ROUNDS, LIMIT_S = 40, 3, 600.0
@@ -73,19 +73,23 @@ def row(workload: str, steps: int, rounds: int, size: Size = "full") -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, row by row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_steps")
-    parser.add_argument("workloads", nargs="*", default=DEFAULT, choices=[*WORKLOADS, []], metavar="WORKLOAD")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"by default {', '.join(DEFAULT)}")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="fresh processes of each system")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--here", action="store_true", help="print the seconds of this process's steps as JSON")
     parser.add_argument("--system", choices=("eager", "fused"), default="fused", help="with --here")
     args = parser.parse_args(argv)
+    try:
+        workloads = [row.name for row in select(args.workloads or DEFAULT)]
+    except ValueError as error:
+        parser.error(str(error))
     if args.here:
-        print(json.dumps(run(args.workloads[0], args.system, args.steps, args.size)), flush=True)
+        print(json.dumps(run(workloads[0], args.system, args.steps, args.size)), flush=True)
         os._exit(0)  # what is still being compiled is of no use to anybody
     build_follower()
     print(HEAD.format(steps=args.steps), flush=True)
-    for workload in args.workloads:
+    for workload in workloads:
         print(row(workload, args.steps, args.rounds, args.size), flush=True)
 
 
