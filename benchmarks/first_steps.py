@@ -11,11 +11,10 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 
 from benchmarks.environment import build_follower, wanted
-from benchmarks.probe import empty_caches, fresh
+from benchmarks.probe import empty_caches, fresh, seconds_of
 from benchmarks.systems import SYSTEMS
 from benchmarks.workloads import WORKLOADS, Size, select
 
@@ -35,15 +34,8 @@ def run(workload: str, system_name: str, steps: int, size: Size = "full") -> lis
         system.sync()
     with system.place():
         step = WORKLOADS[workload].build(system.wrap, size)
-    seconds = []
     with system.enter():
-        for _ in range(steps):
-            began = time.perf_counter()
-            result = step()
-            system.sync()
-            seconds.append(time.perf_counter() - began)
-            del result
-    return seconds
+        return [seconds_of(step, system) for _ in range(steps)]
 
 
 def row(workload: str, steps: int, rounds: int, size: Size = "full") -> str:

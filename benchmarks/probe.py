@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.systems import SYSTEMS, no_wait
+from benchmarks.systems import SYSTEMS, System, no_wait
 from benchmarks.workloads import WORKLOADS, Size, Step
 
 # Per process. The first half is what a user meets, in the second each step waits until what it wants compiled is
@@ -74,6 +74,16 @@ def _forget_peak() -> None:
         return
 
 
+def seconds_of(step: Step, system: System) -> float:
+    """What one step takes until its result is there."""
+    start = time.perf_counter()
+    result = step()
+    system.sync()
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
 def sample(workload_name: str, system_name: str, size: Size, settle_s: float = 0.0) -> Sample:
     """Run the workload for a few steps in this process, which must be fresh, and then, if its memory in the steady
     state is asked for, for `settle_s` seconds and somewhat more."""
@@ -93,11 +103,7 @@ def sample(workload_name: str, system_name: str, size: Size, settle_s: float = 0
     compilations: list[int | None] = []
     with system.enter():
         for number in range(STEPS):
-            start = time.perf_counter()
-            result = step()
-            system.sync()
-            seconds.append(time.perf_counter() - start)
-            del result
+            seconds.append(seconds_of(step, system))
             if number >= STEPS // 2:
                 system.finish()
             count = system.compilations()
