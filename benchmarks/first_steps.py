@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.here:
         print(json.dumps(run(workloads[0], args.system, args.steps, args.size)), flush=True)
         os._exit(0)  # what is still being compiled is of no use to anybody
+    if args.steps < 2:
+        parser.error(f"--steps {args.steps}: at least 2, for there are columns of the first and of later ones")
     build_follower()
     print(HEAD.format(steps=args.steps), flush=True)
     for workload in workloads:

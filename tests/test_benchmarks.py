@@ -266,8 +266,9 @@ def test_first_steps_are_those_of_fresh_processes(capsys: pytest.CaptureFixture[
     assert all(float(figure) >= 0 for figure in cells[1:])
     seconds = first_steps.run("tiny", "eager", 4, "tiny")
     assert len(seconds) == 4 and min(seconds) > 0
-    with pytest.raises(SystemExit):
-        first_steps.main(["nothing_of_that_name"])
+    for wrong in (["nothing_of_that_name"], ["tiny", "--steps=1"]):
+        with pytest.raises(SystemExit):
+            first_steps.main(wrong)
 
 
 def test_failing_fresh_process_is_named_by_its_last_line() -> None:
