@@ -13,6 +13,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from benchmarks.environment import build_follower, wanted
 from benchmarks.probe import empty_caches, fresh, seconds_of
 from benchmarks.systems import SYSTEMS
@@ -27,9 +29,7 @@ HEAD = """| workload | first step: eager, ms | fused | slowest later step, fused
 def run(workload: str, system_name: str, steps: int, size: Size = "full") -> list[float]:
     """The seconds of each step in this process, which must be fresh."""
     system = SYSTEMS[system_name]
-    import torch
-
-    with system.enter():
+    with system.enter():  # load it
         system.wrap(lambda x: x + 1)(torch.ones(4))
         system.sync()
     with system.place():
