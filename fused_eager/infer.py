@@ -198,21 +198,22 @@ def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
             return Unknown("it returns a number that depends on values")
     fresh: list[Spec] = []
     storages = {storage_of(a)._cdata for a in actors}
+    positions = {id(a): i for i, a in reversed(list(enumerate(actors)))}  # the first, where one is there twice
     alias = False
 
     def leave(leaf: Any) -> Any:
         nonlocal alias
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        for i, a in enumerate(actors):
-            if a is leaf:
-                return Same(i)
+        position = positions.get(id(leaf))
+        if position is not None:
+            return Same(position)
         alias = alias or storage_of(leaf)._cdata in storages
         fresh.append(Spec(tuple(leaf.shape), leaf.dtype, tuple(leaf.stride()), leaf.device))
         return Fresh(len(fresh) - 1)
 
     template = map_leaves(leave, out)
-    if any(s.device.type != a.device.type for s in fresh for a in actors):
+    if fresh and len({s.device.type for s in fresh} | {a.device.type for a in actors}) > 1:
         return Unknown("it moves between devices")
     return Inferred(tuple(fresh), template, alias)
 
