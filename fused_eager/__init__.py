@@ -63,8 +63,9 @@ def _imported(home: str) -> ModuleType:
     """One of our modules; the first one brings JAX along.
 
     Its 400,000 objects stay, so the collector has nothing to find among them. Left to itself it goes through them four
-    times meanwhile, a quarter of the import, and once more some steps into the program, which then stands still for
-    a fifth of a second. Once at the end is enough for both.
+    times meanwhile, a quarter of the import, and again when a step's ops have been written down and compiled: the
+    program then stands still for a quarter of a second. Here it does so once, at the end, and never after that, unless
+    the program has things of its own by now that are worth to be looked for.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -76,6 +77,15 @@ def _imported(home: str) -> ModuleType:
             gc.enable()
             if many:
                 gc.collect()
+                if not _has_tensors():
+                    gc.freeze()
+
+
+def _has_tensors() -> bool:
+    """Whether there are tensors already. (Importing torch makes none.)"""
+    import torch
+
+    return any(issubclass(kind, torch.Tensor) for kind in set(map(type, gc.get_objects())))
 
 
 def __getattr__(name: str) -> Any:
