@@ -104,6 +104,7 @@ class StepsAside(TorchDispatchMode):
         self.lender = lender
         self.lent: set[Self] = set()
         self.reads = 0  # values that were read since the last other turn
+        self.backwards = 0  # passes since the last turn
         self.unseen = self._granted = 0  # reads that need not be looked at while aside: those left, those there were
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
         self._until = 0.0  # when it comes back
@@ -115,6 +116,11 @@ class StepsAside(TorchDispatchMode):
     def aside(self) -> bool:
         """Whether torch runs alone, because that was measured to be faster."""
         return self._below is not None
+
+    @property
+    def waits_for(self) -> Turn:
+        """The kind of turn that it comes back at; "entry": whatever comes first."""
+        return self._turns.kind
 
     def someone_is_aside(self) -> bool:
         """Whether this one is aside, or one of those in whose name it is there: a thread may start threads."""
@@ -198,6 +204,8 @@ def turned(door: FrontDoor, turn: Turn) -> None:
         return  # inside of an op: it is we who read
     if turn != "read":
         door.reads = 0
+    if turn != "backward":
+        door.backwards = 0
     stream = door.stream
     if not stream.config.measures or stream.pace.stepping or not _is_alone(door):
         return
@@ -206,6 +214,17 @@ def turned(door: FrontDoor, turn: Turn) -> None:
         until = stream.pace.turned() or until
     if until or _rests(door):
         _step(door, turn, until)
+
+
+def passed_backward(door: FrontDoor) -> None:
+    """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
+    if torch._C._current_graph_task_id() != -1:
+        return
+    if door.aside:
+        if door.waits_for in ("entry", "backward"):
+            turned(door, "backward")
+    elif _rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
+        _step(door, "entry", 0.0)
 
 
 def _step(door: FrontDoor, turn: Turn, until: float) -> None:
@@ -218,6 +237,8 @@ def _step(door: FrontDoor, turn: Turn, until: float) -> None:
 def read(door: FrontDoor) -> None:
     """The program has read a value, and has it: where no other turn comes, this is one."""
     door.reads += 1
+    if door.stream.pace.stepping:
+        return  # an optimizer reads for itself
     if door.aside or (door.reads > READS and (_rests(door) or door.stream.pace.chose_native)):
         turned(door, "read")
 

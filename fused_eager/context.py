@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from . import background, follower, guards, leaving, run, signals, site, threads
+from .allowance import ALLOWANCE, limits
 from .aside import entered, turned
 from .caching import keeper
 from .config import Config, resolve
@@ -183,6 +184,8 @@ class fused_eager:
             signals.release()
             raise
         THREAD.door = door
+        if limits(config):
+            ALLOWANCE.enter(door.stream.spell)
         if config.measures:
             entered(door, place)
 
@@ -200,6 +203,7 @@ class fused_eager:
                     else:
                         boundary(stream, site.here(), True)
                 stream.pace.leave(door.aside)
+                ALLOWANCE.look()
         finally:
             threads.close(door)
 

@@ -327,18 +327,29 @@ def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., An
 def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
-        cut(Reason("cut.backward"))
+        door = current_door()
+        if door is not None and door.stream.spell.left and native.nothing_is_pending():
+            out = _call_natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
+        else:
+            out = original(*args, **kwargs)
+        if door is not None:
+            door.backwards += 1
+        # What follows is most often an optimizer's step, and a thread that rests had better go on where a round begins.
+        cut(Reason("cut.backward"), is_turn=door is None or door.backwards > 1)
+        if door is not None:
+            aside.passed_backward(door)
         return out
 
     return call
 
 
-def cut(reason: Reason) -> None:
-    """Flush the calling thread's stream, if it has one in mode fused."""
+def cut(reason: Reason, is_turn: bool = True) -> None:
+    """Flush the calling thread's stream, if it has one in mode fused. Where it rests until something has happened, it
+    goes on if that `is_turn`."""
     door = current_door()
     if door is not None and not door.aside and door.stream.config.mode == "fused":
-        passed_sync(door.stream)
+        if is_turn or door.stream.spell.until is None:
+            passed_sync(door.stream)
         run.flush(door.stream, reason)
         follower.attend()
 

@@ -12,6 +12,8 @@ then to see whether things have settled.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -83,15 +85,25 @@ class Spell:
     last: Hashable = None
     weight: int = 1  # how many streams the last one stands for: where it has settled, those of the spell as well
     until: Callable[[], bool] | None = None  # what ends this spell, instead of a number of sync points
+    due: float = math.inf  # and when it ends where no sync points come, on the clock of `time.monotonic`
 
     @property
     def code(self) -> str:
         """Why ops run natively now."""
         return "region.unstable" if self.until is None else "region.new"
 
-    def rest(self, until: Callable[[], bool]) -> None:
-        """Begin a spell that lasts until something has happened, and then to the next sync point."""
+    def is_on(self) -> bool:
+        """Whether ops run natively now."""
+        if self.left and self.due < time.monotonic():
+            self.due = math.inf
+            self.wake()
+        return self.left > 0
+
+    def rest(self, until: Callable[[], bool], at_most: float = math.inf) -> None:
+        """Begin a spell that lasts until something has happened, and then to the next sync point; or for so many
+        seconds, if no sync point has come by then."""
         self.until, self.left, self.passed = until, 1, 0
+        self.due = time.monotonic() + at_most
 
     def rest_until_sync(self) -> None:
         """Begin a spell that lasts to the next sync point, unless one is under way."""

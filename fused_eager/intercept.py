@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import background, choices, follower, native, quiet, record, run, site
+from .allowance import ALLOWANCE, limits
 from .aside import StepsAside, turned
 from .buffers import LOCK
 from .calls import shape_of
@@ -77,7 +78,7 @@ class FrontDoor(StepsAside):
         pace = stream.pace
         if pace.waiting:
             _begin(stream, func, args)
-        natively = stream.spell.left or (pace.native and stream.config.measures)
+        natively = stream.spell.is_on() or (pace.native and stream.config.measures)
         if natively and id(func) in _HARMLESS and nothing_is_pending():
             return func(*args, **(kwargs or {}))
         if _modes_below() and not _only_watchers():
@@ -130,7 +131,11 @@ class FrontDoor(StepsAside):
         if stream.pace.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
         before = len(stream.nodes)
+        begun = ALLOWANCE.begin(stream)
         out = record.record(stream, info, args, kwargs)
+        if ALLOWANCE.is_used_up(stream, begun) and limits(config):
+            run.give_up(stream)
+            return out
         pending = len(stream.nodes)
         if mode == "fused":
             if pending >= config.max_pending:

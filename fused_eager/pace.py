@@ -28,7 +28,7 @@ TRUST = 2.0  # seconds that what was found in one context is taken for true of t
 PLACES = 1024
 FLUSHES = 64  # in a stretch that can be told from others elsewhere
 
-Turn = Literal["step", "sync", "read", "entry"]
+Turn = Literal["step", "sync", "read", "entry", "backward"]
 TURNS: tuple[Turn, ...] = ("step", "sync", "read")
 
 # What has been measured, and where a program reads: for all contexts of the process.

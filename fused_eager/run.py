@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from . import audit, background, buffers, measuring, telling, vacate
+from .allowance import ALLOWANCE
 from .arguments import as_array, import_native, numbers
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
@@ -142,6 +143,7 @@ def flush(stream: Stream, reason: Reason) -> None:
             if stream.witnessed:
                 seconds = stream.witnessed.seconds
                 telling.flushed(reason, _end(stream, seconds, reason), nodes, began, seconds)
+                ALLOWANCE.spend(time.perf_counter() - began[0])
             else:
                 # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
                 stream.unfinished = execution = _prepare(stream, reason)
@@ -210,6 +212,17 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
                 TABLE.pop(b.cdata, None)
         stream.reset()
     return ready
+
+
+def give_up(stream: Stream) -> None:
+    """End a witnessed stream in the middle: nothing is planned for it, and its results are at home."""
+    with LOCK, unobserved():
+        ALLOWANCE.give_up(stream)
+        _, _, assigned = _needs(stream)
+        for b, _ in assigned:
+            b.stream, b.maker = None, stream.thread
+        stream.reset()
+    settle_all(Reason("region.new"), only=stream)
 
 
 def _prepare(stream: Stream, reason: Reason) -> Execution:
@@ -378,5 +391,5 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
 # The first line: what other modules know from here of `verify`.
 __all__ = [
     *("BACKLOG", "lost", "verify", "wait"),
-    *("flush", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
+    *("flush", "give_up", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
 ]

@@ -225,6 +225,10 @@ class Witnessed:
     seconds: float = 0.0
     held: int = 0  # bytes that lived when it was last looked at
     young: int = 0  # bytes that have come since
+    granted: float = 0.0  # seconds that may go into writing it down, besides a share of the above,
+    written: float = 0.0  # those that have gone into it,
+    followed: float = 0.0  # and into following what was written down before:
+    came: int = 0  # so many ops
 
 
 class Streams:

@@ -58,6 +58,7 @@ class Step:
         "likely",
         "node",
         "operands",
+        "reached",
         "ready",
         "then",
         "vids",
@@ -77,6 +78,7 @@ class Step:
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
         self.ready: Bounded[Hashable, Ready | Waiting] = Bounded(ENDINGS)
+        self.reached = 0  # of the first op of a stream: how many ops of it had been written down when it was given up
         self.warm = False  # of the first op of a stream: something that begins like that has been compiled, or is soon
 
 

@@ -35,6 +35,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from fused_eager import load, mappings  # noqa: E402
+from fused_eager.allowance import ALLOWANCE  # noqa: E402
 
 from .known_gaps import reason_for  # noqa: E402
 
@@ -55,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
         if "tests/semantics/" in item.nodeid and ("[debug" in item.nodeid or "[strict" in item.nodeid):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written down must not depend on how long that takes; tests of the allowance have one of their own."""
+    monkeypatch.setattr(ALLOWANCE, "saved", float("inf"))
+    monkeypatch.setattr(ALLOWANCE, "resting", False)
 
 
 _TESTS = count(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,7 +16,8 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager, hotness, lengths, load, opinfo, row_blocks, scratch, template, trace
+from fused_eager import allowance, fused_eager, hotness, lengths, load, opinfo, row_blocks, scratch, template, trace
+from fused_eager.allowance import Allowance
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
 from fused_eager.load import homes_of_values
@@ -129,6 +131,26 @@ def all_lengths_large() -> Iterator[None]:
 def all_rows_in_blocks() -> AbstractContextManager[None]:
     """In the body regions with rows of all sizes are cut into blocks of two or more, where that can be."""
     return _compiled_with(row_blocks, BLOCKS_OF_ALL_SIZES)
+
+
+@contextmanager
+def given_up_anywhere(seed: int) -> Iterator[None]:
+    """In the body witnessed streams are given up after any of their ops; threads then rest for any number of sync
+    points, or for a moment."""
+    chance = random.Random(seed)
+
+    def is_used_up(self: Allowance, stream: Stream, begun: object) -> bool:
+        return stream.witnessed is not None and bool(stream.nodes) and chance.random() < 0.1
+
+    def is_enough(self: Allowance) -> bool:
+        return chance.random() < 0.5
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(Allowance, "is_used_up", is_used_up)
+        m.setattr(Allowance, "_is_enough", is_enough)
+        m.setattr(allowance, "PATIENCE", 1e-3)
+        m.setattr(allowance, "LEAST", 1e-5)
+        yield
 
 
 def forget_shapes() -> None:

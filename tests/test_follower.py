@@ -24,7 +24,7 @@ from fused_eager.events import LOG
 from fused_eager.follower import build
 from fused_eager.stream import Stream
 
-from .streams import events
+from .streams import events, open_stream
 from .suites import optimizers
 
 pytestmark = pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
@@ -71,6 +71,21 @@ def test_what_comes_again_does_not_reach_python() -> None:
         with pytest.raises(RuntimeError):
             torch._C._data_address(out)  # handed out, and written by nobody yet
     torch.testing.assert_close(out, program(X, W))
+
+
+def test_a_thread_that_rests_for_so_long_goes_on_when_that_is_over() -> None:
+    with fused_eager(follower="compiled", native="measured", compile="auto"):
+        stream = open_stream()
+        program(X, W)
+        sync()
+        stream.spell.rest(lambda: False, at_most=1e6)
+        program(X, W)
+        with ways() as went:
+            program(X, W)
+        assert went.python == 0 and not stream.nodes
+        stream.spell.due = 0.0
+        program(X, W)
+        assert len(stream.nodes) == 8
 
 
 def test_a_training_step_hardly_reaches_python() -> None:

@@ -103,6 +103,10 @@ bool is_finished_number(const at::Tensor& t) {
   return found(R.table, checked(address_of(t.storage().unsafeGetStorageImpl())).get()) == nullptr;
 }
 
+double monotonic() {  // `time.monotonic`
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 enum class Way { PYTHON, NATIVE, FOLLOWED };
 int64_t taken[3] = {0, 0, 0};  // how often each way was gone, by the ops of our front doors
 
@@ -207,7 +211,9 @@ struct Kernel final : c10::OperatorKernel {
     const Arguments given(stack.data() + stack.size() - count, count);
     for (const IValue& a : given)
       if (has_python_key(a)) return Way::PYTHON;
-    const bool in_spell = is_true(R.spell_left.of(R.stream.spell.of(stream)));
+    PyObject* spell = R.stream.spell.of(stream);
+    const bool in_spell = is_true(R.spell.left.of(spell));
+    if (in_spell && PyFloat_AsDouble(R.spell.due.of(spell)) < monotonic()) return Way::PYTHON;
     if (treatment == READ)
       return !in_spell && may_be_read(settings, pace, given[0]) ? Way::NATIVE : Way::PYTHON;
     if (in_spell || (settings.measures && is_true(R.pace.native.of(pace))))
@@ -327,7 +333,8 @@ void find_slots(const Names& names) {
   type = names.of("DeviceInput");
   R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
   R.native_vid = {names.of("NativeInput"), "vid"};
-  R.spell_left = {names.of("Spell"), "left"};
+  type = names.of("Spell");
+  R.spell = {{type, "due"}, {type, "left"}};
 }
 
 // Kernels for all of `aten`, for as long as the process lives: torch has no lock between an op's dispatch and a change

@@ -22,6 +22,9 @@ struct NodeSlots {
 struct PaceSlots {
   Slot native, stepping, waiting;
 };
+struct SpellSlots {
+  Slot due, left;
+};
 struct DeviceInputSlots {
   Slot array, buffer, home, origin, vid;
 };
@@ -34,7 +37,8 @@ struct Runtime {
   NodeSlots node;
   PaceSlots pace;
   DeviceInputSlots read;
-  Slot native_vid, spell_left;
+  SpellSlots spell;
+  Slot native_vid;
   PyTypeObject *front_door = nullptr, *buffer_type = nullptr, *device_input_type = nullptr;
   PyTypeObject* place_type = nullptr;  // the line of an op, where somebody wants to know more than the line
   PyObject* table = nullptr;    // the storages whose value is not in their memory, by address

@@ -35,6 +35,7 @@ class Facts:
     steps: int = 0
     aside: float = 0.0  # torch alone
     turns: int = 0  # of the loop, in that time
+    rests: int = 0  # how often writing ops down had to wait
     recording: tuple[int, float] = (0, 0.0)  # sampled: ops, seconds
     peak: int = 0
     cuts: list[Cut] = field(default_factory=list)
@@ -209,6 +210,9 @@ class Adder:
         self._apart[process, event.thread] = self._apart.get((process, event.thread), 0.0) + d["seconds"]
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"]), end)
+
+    def _rest(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.rests += 1
 
     def _came(self, process: int, event: Event, d: dict[str, Any]) -> None:
         words = f"{d['ops']} ops from {d['site']}"

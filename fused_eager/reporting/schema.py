@@ -142,6 +142,16 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "rest",
+            "Writing ops down had taken its share of the time: a stream was given up, and its thread runs natively for "
+            "a while, as in the beginning. (Where a log is written everything is written down at once.)",
+            (
+                Field("ops", "integer", "ops of the stream that have been written down; 0 in the beginning"),
+                Field("before", "integer", "how many of them had been when it came before"),
+                Field("seconds", "number", "what writing down the others has taken"),
+            ),
+        ),
+        Kind(
             "follower",
             "What became of the compiled follower, which follows ops that come again in C++.",
             (

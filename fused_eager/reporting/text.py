@@ -60,6 +60,11 @@ def facts_lines(f: Facts) -> list[str]:
     total = sum(s for _, s in times(f)) or 1.0
     shares = [f"{duration(s)} {name} ({s / total:.0%})" for name, s in times(f) if s / total > 0.005]
     lines = ["time: " + ", ".join(shares)]
+    if f.rests > f.flushes:
+        lines.append(
+            "unrecorded: most of it so far, as writing ops down may take a quarter of the time and no more; "
+            "`run --report` and report=FILE record all of it"
+        )
     if f.compiles:
         again = len(f.again)
         behind = f" ({duration(f.behind)} of it while the program went on)" if f.behind else ""

@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 
 from fused_eager import row_blocks, scratch, trace
-from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES
+from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, given_up_anywhere
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -37,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
+    parser.add_argument("--give-up", action="store_true", help="streams are given up anywhere (modes: auto)")
     args = parser.parse_args(argv)
+    if args.give_up:
+        given_up_anywhere(args.seed).__enter__()
     if args.scratch:
         vars(scratch).update(RESULTS_OF_ALL_SIZES)
     if args.blocks:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES
 
-from tests.streams import all_results_large, all_rows_in_blocks, events, lowered_by
+from tests.streams import all_results_large, all_rows_in_blocks, events, given_up_anywhere, lowered_by
 
 from . import functions
 from .__main__ import one
@@ -35,6 +35,15 @@ def test_fresh_programs_agree_with_eager(part: int, options: str) -> None:
     for seed in range(FRESH + 10 * part, FRESH + 10 * part + 10):
         program, found = one(seed, "fused")
         assert not found, f"python -m tests.fuzz --seed {seed} {options}\n{found}\n{program and program.source()}"
+
+
+def test_programs_whose_streams_are_given_up_anywhere_agree_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_EAGER_NATIVE", "measured")
+    for seed in range(FRESH, FRESH + 20):
+        with given_up_anywhere(seed):
+            program, found = one(seed, "auto")
+        again = f"python -m tests.fuzz --programs 1 --seed {seed} --modes auto --give-up"
+        assert not found, f"{again}\n{found}\n{program and program.source()}"
 
 
 @pytest.mark.slow
