@@ -24,7 +24,7 @@ from fused_eager.events import LOG
 from fused_eager.follower import build
 from fused_eager.stream import Stream
 
-from .streams import events, open_stream
+from .streams import events, forget_pending, open_stream
 from .suites import optimizers
 
 pytestmark = pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
@@ -74,6 +74,7 @@ def test_what_comes_again_does_not_reach_python() -> None:
 
 
 def test_a_thread_that_rests_for_so_long_goes_on_when_that_is_over() -> None:
+    forget_pending()
     with fused_eager(follower="compiled", native="measured", compile="auto"):
         stream = open_stream()
         program(X, W)
