@@ -140,7 +140,7 @@ def _settle(runner: _Runner, seconds: float) -> None:
             runner.once()
             runner.system.finish()
             now = runner.system.compilations()
-            quiet, seen = (quiet + 1 if now == seen else 0), now
+            quiet, seen = (quiet + 1 if now == seen and not runner.system.waiting() else 0), now
 
 
 def _spread(values: Sequence[float]) -> float:

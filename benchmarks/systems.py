@@ -38,6 +38,7 @@ class System:
     place: Callable[[], AbstractContextManager[Any]] = nullcontext  # where a workload is set up, on the system's device
     fetch: Callable[[Tensor], Tensor] = _as_it_is  # a result to the CPU, within `enter`
     compilations: Callable[[], int | None] = lambda: None  # since the process started; None where nobody counts
+    waiting: Callable[[], bool] = lambda: False  # to see more of the program before it goes about it
     same_random: bool = True  # draws the random numbers that plain eager draws
     same_dtypes: bool = True  # False: knows no 64 bits and computes with 32, which is no wrong result
     optional: bool = False  # a failure leaves the cell empty, with the reason, and is no error
@@ -80,6 +81,13 @@ def _finish() -> None:
     background.wait()
 
 
+def _resting() -> bool:
+    """Whether writing ops down waits for its share of the time."""
+    from fused_eager.allowance import ALLOWANCE
+
+    return ALLOWANCE.resting
+
+
 def _regions_compiled() -> int:
     """The one place that knows how the library's report counts compilations."""
     from fused_eager import report
@@ -102,7 +110,7 @@ def _ours(name: str, about: str) -> System:
 
 
 def _fused(name: str, about: str, enter: Callable[[], AbstractContextManager[Any]]) -> System:
-    return System(name, about, enter, _sync, _wait, _finish, compilations=_regions_compiled)
+    return System(name, about, enter, _sync, _wait, _finish, compilations=_regions_compiled, waiting=_resting)
 
 
 def _torchax(name: str, about: str, wrap: Wrap = _as_it_is) -> System:
