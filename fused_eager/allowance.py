@@ -22,7 +22,8 @@ from .trace import MEMORY
 
 SHARE = 0.25  # of the time that passes
 LEAST = 1e-2  # seconds that have to have come together to go on, and the most that are saved up
-HALVINGS = 4  # of the share, at most: one for each stream in a row that had not come further than the time before
+HALVINGS = 4  # of the share, at most,
+VAIN = 2  # one for so many streams in a row that had not come further than the time before
 PATIENCE = 0.5  # seconds at least until a thread goes on that passes no sync point
 
 
@@ -94,7 +95,7 @@ class Allowance:
 
     @property
     def _share(self) -> float:
-        return SHARE / (1 << min(self.vain, HALVINGS))
+        return SHARE / (1 << min(self.vain // VAIN, HALVINGS))
 
     def _rest(self, spell: Spell) -> None:
         self.resting = self.look() < LEAST
