@@ -133,7 +133,7 @@ def _made(work: Work, before: Work) -> Template:
             refusals.append(str(refused))
             pairs.append((replace(region, how="aten"), None))
     if not any(executable for _, executable in pairs):
-        raise Refused("; ".join(sorted(set(refusals))))
+        raise Refused("; ".join(sorted(set(refusals))) or "no tensor sees what it computes")
     if torch.get_default_dtype() is not work.default:
         raise Refused("the default dtype, which lowerings read, was changed meanwhile")
     made = replace(found.plan, regions=tuple([region for region, _ in pairs]))

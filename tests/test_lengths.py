@@ -183,6 +183,15 @@ def test_what_is_not_computed_row_by_row_is_left_alone_and_it_is_said_why(progra
     assert why
 
 
+def test_where_all_results_are_dropped_it_is_said_why_nothing_is_made() -> None:
+    weight = torch.linspace(0.5, 2.0, 8)
+    with events("lengths") as seen, fused_eager():
+        for i in range(MANY):
+            norm(*rows(40 + 7 * i), weight)
+            sync()
+    assert {e.data["why"] for e in seen} == {"no tensor sees what it computes"}
+
+
 def test_a_stream_that_differs_in_more_than_its_length_is_not_one_of_them() -> None:
     def program(a: Tensor, b: Tensor, keep: bool) -> Tensor:
         return a.mean(-1, keepdim=keep).exp() * 2 if keep else (a.mean(-1, keepdim=keep).exp() * 2).unsqueeze(-1)
