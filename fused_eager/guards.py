@@ -328,16 +328,16 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         door = current_door()
-        if door is not None and door.stream.spell.left and native.nothing_is_pending():
+        if door is None:
+            return original(*args, **kwargs)
+        if door.stream.spell.left and native.nothing_is_pending():
             out = _call_natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
         else:
             out = original(*args, **kwargs)
-        if door is not None:
-            door.backwards += 1
+        door.backwards += 1
         # What follows is most often an optimizer's step, and a thread that rests had better go on where a round begins.
-        cut(Reason("cut.backward"), is_turn=door is None or door.backwards > 1)
-        if door is not None:
-            aside.passed_backward(door)
+        cut(Reason("cut.backward"), is_turn=door.backwards > 1)
+        aside.passed_backward(door)
         return out
 
     return call
