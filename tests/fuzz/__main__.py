@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 
@@ -39,8 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
     parser.add_argument("--give-up", action="store_true", help="streams are given up anywhere (modes: auto)")
     args = parser.parse_args(argv)
-    if args.give_up:
-        given_up_anywhere(args.seed).__enter__()
+    with given_up_anywhere(args.seed) if args.give_up else nullcontext():
+        return fuzz(args)
+
+
+def fuzz(args: argparse.Namespace) -> int:
+    """Run the programs that were asked for. Returns 1 if one of them differs from eager."""
     if args.scratch:
         vars(scratch).update(RESULTS_OF_ALL_SIZES)
     if args.blocks:
