@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 READS = 2  # values that are read without another kind of turn until reads are taken for one
 LEAST = 4  # sync points that a spell has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
-GLANCE = 2e-4  # seconds of a loop that does little but read, in which one read is looked at
-MOST_UNSEEN = 63  # reads
+LOOKED_AT = 2 * TIMED  # turns, to begin with; after that
+GLANCE = 1e-3  # seconds apart: turns that come faster are counted, and not looked at
 TOLD_EVERY = 5.0  # seconds
 
 
@@ -50,7 +50,7 @@ class Turns:
     count: int = 0
     fastest: float = math.inf
     slowest: float = 0.0
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=2 * TIMED))  # seconds of each
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKED_AT))  # seconds of each
     _spent: float = 0.0  # by those that have not been compared yet,
     _fresh: int = 0  # and how many these are
     _steady: Steady = field(default_factory=Steady)
@@ -87,11 +87,6 @@ class Turns:
         return statistics.median(after) if len(self.last) > 2 else 0.0
 
 
-def glances(apart: float) -> int:
-    """How many reads need not be looked at until the next one, where they are so many seconds apart."""
-    return MOST_UNSEEN if MOST_UNSEEN * apart <= GLANCE else int(GLANCE / apart)
-
-
 class StepsAside(TorchDispatchMode):
     """The mode of a thread whose ops go into `stream`, which can leave the thread's stack of modes and come back.
 
@@ -103,19 +98,16 @@ class StepsAside(TorchDispatchMode):
         self.stream = stream
         self.lender = lender
         self.lent: set[Self] = set()
+        self.aside = False  # torch runs alone, because that was measured to be faster
         self.reads = 0  # values that were read since the last other turn
         self.backwards = 0  # passes since the last turn
-        self.unseen = self._granted = 0  # reads that need not be looked at while aside: those left, those there were
+        self.unseen: dict[Turn, int] = dict.fromkeys(get_args(Turn), 0)  # turns since one of their kind was looked at
+        self._looks = 0  # while aside
+        self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
         self._until = 0.0  # when it comes back
         self._turns = Turns("step", 0.0)  # in that time
         self._left = 0.0  # since when, or since it was last told of
-        self._looked = 0.0  # when a turn was looked at last
-
-    @property
-    def aside(self) -> bool:
-        """Whether torch runs alone, because that was measured to be faster."""
-        return self._below is not None
 
     @property
     def waits_for(self) -> Turn:
@@ -133,20 +125,25 @@ class StepsAside(TorchDispatchMode):
         modes = quiet.stack()
         if self in modes:
             self._below, self._until, self._left = modes[: modes.index(self)], until, time.perf_counter()
-            self._looked = self._left
+            self.aside, self._looks = True, 0
+            self.unseen.update(dict.fromkeys(self.unseen, 0))
             self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
             quiet.restack([mode for mode in modes if mode is not self])
+
+    def overlooks(self, turn: Turn) -> bool:
+        """A turn has come. Whether it is counted and no more, as torch is alone: loops of short turns would feel it."""
+        if time.perf_counter() >= self.blind_until:
+            return False
+        self.unseen[turn] += 1
+        return True
 
     def stood_aside(self, turn: Turn) -> None:
         """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
         now, turns, same = time.perf_counter(), self._turns, True
-        passed = 1 + self._granted - self.unseen
-        self.unseen = self._granted = 0
-        since, self._looked = now - self._looked, now
+        ended, self.unseen[turn] = 1 + self.unseen[turn], 0
         if turns.kind == "entry":
             turns.kind = turn
         if turn == turns.kind:
-            ended = passed if turn == "read" else 1
             same = turns.ended(now, ended)  # else it is another program now
             if now - self._left > TOLD_EVERY:
                 self._tell()
@@ -155,8 +152,9 @@ class StepsAside(TorchDispatchMode):
             self.stream.pace.whole.forget()
         if not same or (now >= self._until and not self.stream.spell.left):
             self.come_back()
-        elif turn == "read":
-            self.unseen = self._granted = glances(turns.fastest if turns.kind == "read" else since / passed)
+        else:
+            self._looks += 1
+            self.blind_until = now + GLANCE if self._looks >= LOOKED_AT else 0.0
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
@@ -173,8 +171,8 @@ class StepsAside(TorchDispatchMode):
         self._turns.count, self._left = 0, now
 
     def _return(self) -> None:
-        self._below = None
-        self.unseen = self._granted = 0
+        self._below, self.aside, self.blind_until = None, False, 0.0
+        self._turns.count += self.unseen[self._turns.kind]
         self._tell()
         self.stream.pace.resume(self._turns.usual, self._turns.middle)
 
@@ -194,7 +192,9 @@ def entered(door: FrontDoor, place: Place) -> None:
 
 def turned(door: FrontDoor, turn: Turn) -> None:
     """A turn has come: the front door may step aside, or come back. Not from inside an op."""
-    if door.hidden or torch._C._current_graph_task_id() != -1:
+    if door.hidden or door.overlooks(turn):
+        return
+    if torch._C._current_graph_task_id() != -1:
         return  # a backward pass has a stack of modes of its own: what we did to it would not last
     if door.aside:
         WATCH.look()
@@ -218,12 +218,12 @@ def turned(door: FrontDoor, turn: Turn) -> None:
 
 def passed_backward(door: FrontDoor) -> None:
     """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
-    if torch._C._current_graph_task_id() != -1:
-        return
     if door.aside:
         if door.waits_for in ("entry", "backward"):
             turned(door, "backward")
-    elif _rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
+        return
+    inside = torch._C._current_graph_task_id() != -1
+    if not inside and _rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
         _step(door, "entry", 0.0)
 
 

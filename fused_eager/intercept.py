@@ -73,11 +73,26 @@ class FrontDoor(StepsAside):
         finally:
             gc.enable()
 
+    def _begin(self, func: Any, args: Any) -> None:
+        """The first op since the last boundary."""
+        stream = self.stream
+        pace = stream.pace
+        if not stream.config.measures:
+            pace.waiting = False
+        elif self.lender is not None and self.lender.someone_is_aside():
+            pace.go_along()
+        elif pace.begin(site.here(), id(func), list(_shapes(args))):
+            if pace.native:
+                # What is on the device would be fetched one by one, and looked for at every op.
+                run.hand_over(Reason("region.native"), only=stream)
+            else:
+                run.take_over()
+
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         stream = self.stream
         pace = stream.pace
         if pace.waiting:
-            _begin(stream, func, args)
+            self._begin(func, args)
         natively = stream.spell.is_on() or (pace.native and stream.config.measures)
         if natively and id(func) in _HARMLESS and nothing_is_pending():
             return func(*args, **(kwargs or {}))
@@ -227,20 +242,6 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
         running = stream.pace.running
         if running is not None and running.owed:
             choices.exchange(stream.config, running)
-
-
-def _begin(stream: Stream, func: Any, args: Any) -> None:
-    """The first op since the last boundary."""
-    if not stream.config.measures:
-        stream.pace.waiting = False
-        return
-    if not stream.pace.begin(site.here(), id(func), list(_shapes(args))):
-        return
-    if stream.pace.native:
-        # What is on the device would be fetched one by one, and looked for at every op.
-        run.hand_over(Reason("region.native"), only=stream)
-    else:
-        run.take_over()
 
 
 def _shapes(args: Any) -> Iterator[Sequence[int] | None]:

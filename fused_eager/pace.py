@@ -159,6 +159,11 @@ class Pace:
         self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
         return self.native is not before
 
+    def go_along(self) -> None:
+        """The first op of a stretch comes in a thread in whose name another one is there that has stepped aside: it
+        runs natively as well, and there is nothing to measure."""
+        self.native, self.waiting, self.running = True, False, None
+
     @property
     def is_sampling(self) -> bool:
         """Whether the stretch that is running is timed to make a choice."""

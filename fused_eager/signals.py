@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import torch
 
-from . import background, guards
+from . import background, guards, readers
 from .buffers import LOCK
 from .compile import load_or_compile
 from .quiet import inside
@@ -107,7 +107,7 @@ def _forgets(frame: FrameType | None) -> bool:
 @functools.cache
 def _is_ours(file: str) -> bool | None:
     """Whether code is the runtime's or the program's; None where it works for either: what called it says for whom."""
-    if file == guards.__file__ or file.startswith((*_LIBRARIES, "<frozen ")):
+    if file in (guards.__file__, readers.__file__) or file.startswith((*_LIBRARIES, "<frozen ")):
         return None
     if file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from . import run
@@ -93,6 +93,11 @@ def give_back(door: FrontDoor) -> None:
             close(door)
 
 
+@lru_cache(maxsize=64)  # a pool closes a context with each job, and all options are checked in making a new set
+def _switched_off(config: Config) -> Config:
+    return config.replace(mode="off")
+
+
 def close(door: FrontDoor) -> None:
     """Nothing is recorded any more behind `door` or behind those that were lent in its name; all they hold is finished.
 
@@ -113,7 +118,7 @@ def close(door: FrontDoor) -> None:
                 step()
             except Exception as error:
                 failed.append(error)
-        door.stream.config = door.stream.config.replace(mode="off")
+        door.stream.config = _switched_off(door.stream.config)
         door.lent.clear()
         if not goes_on:
             SCRATCH.forget()

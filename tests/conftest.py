@@ -34,7 +34,7 @@ from itertools import count  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager import load, mappings  # noqa: E402
+from fused_eager import aside, load, mappings  # noqa: E402
 from fused_eager.allowance import ALLOWANCE  # noqa: E402
 
 from .known_gaps import reason_for  # noqa: E402
@@ -63,6 +63,12 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written down must not depend on how long that takes; tests of the allowance have one of their own."""
     monkeypatch.setattr(ALLOWANCE, "saved", float("inf"))
     monkeypatch.setattr(ALLOWANCE, "resting", False)
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor at which turn a front door comes back, on how fast turns come: each of them is looked at."""
+    monkeypatch.setattr(aside, "GLANCE", 0.0)
 
 
 _TESTS = count(1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
 from operator import methodcaller
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, pace, report, stretch, sync
-from fused_eager.aside import MOST_UNSEEN, READS, Turns, glances
+from fused_eager.aside import LOOKED_AT, READS, Turns
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from fused_eager.stretch import SAMPLES, Stretch
@@ -234,6 +236,53 @@ def test_what_other_threads_make_while_it_stands_aside_can_be_read(native_wins: 
         thread.join()
 
 
+def test_what_a_job_of_someone_aside_takes_is_no_measurement(native_wins_for_long: None) -> None:
+    """It runs natively, whatever suits its ops elsewhere; told as fused it would decide for that."""
+    step, seen = trainer(True), []
+
+    def job() -> torch.Tensor:
+        mine = current_door()
+        assert mine is not None and mine.lender is not None
+        y = torch.ones(3)
+        for _ in range(4):
+            y = y * 2
+            y.sum().item()
+            seen.append((mine.stream.pace.native, mine.stream.pace.running, len(mine.stream.nodes)))
+        return y
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, fused_eager(native="measured"):
+        stand_aside(step)
+        before = dict(pace.STRETCHES)
+        y = pool.submit(job).result()
+        assert dict(pace.STRETCHES) == before
+        assert y.tolist() == [16.0] * 3
+    assert seen == [(True, None, 0)] * 4
+
+
+def test_what_is_handed_out_while_aside_sees_what_is_written_later(native_wins_for_long: None) -> None:
+    step, x = trainer(True), torch.zeros(3)
+    with fused_eager(native="measured"):
+        stand_aside(step)
+        door = current_door()
+        seen = x.numpy()
+        assert door is not None and door.aside and not door.hidden
+        door.come_back()
+        x.add_(1)
+        assert seen.tolist() == [1.0] * 3
+
+
+def test_what_printing_reads_for_itself_is_one_turn(native_wins: None) -> None:
+    x = torch.arange(300.0) / 7
+    wanted = str(x[:90])
+    with fused_eager(native="measured"):
+        stand_aside(lambda: float(x.sum()))
+        door = current_door()
+        assert door is not None and door.waits_for == "read"
+        count = door._turns.count
+        assert str(x[:90]) == wanted
+        assert door._turns.count == count + 1
+
+
 def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: None) -> None:
     step, ready, go = trainer(True), threading.Event(), threading.Event()
 
@@ -307,11 +356,8 @@ def test_where_nothing_else_comes_round_reads_do(growing: Callable[[], float]) -
     [*map(methodcaller, ("item", "tolist", "numpy")), bool, int, float, complex, str, range(9).__getitem__],
     ids=["item", "tolist", "numpy", "bool", "int", "float", "complex", "str", "index"],
 )
-def test_any_read_is_a_turn(
-    native_wins: None, monkeypatch: pytest.MonkeyPatch, read: Callable[[torch.Tensor], Any]
-) -> None:
+def test_any_read_is_a_turn(native_wins: None, read: Callable[[torch.Tensor], Any]) -> None:
     """Also those that no dispatcher sees. They hand out what they do in eager."""
-    monkeypatch.setattr("fused_eager.aside.MOST_UNSEEN", 2)
     x = torch.arange(3)
     wanted = read((x * 2 + 1).sum() - 1)
     found = []
@@ -321,34 +367,51 @@ def test_any_read_is_a_turn(
     assert any(aside) and not all(aside[-60:])
 
 
-def test_of_reads_that_come_fast_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_that_were_not_looked_at_are_counted_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretch, "FACTOR", 2.0)
-    turns, now = Turns("read", 1.0), 1.0
-    assert not glances(turns.fastest), "nothing is known of them yet"
-    for _ in range(20):
-        points = 1 + glances(turns.fastest)
-        now += 1e-5 * points
-        assert turns.ended(now, points)
-    assert glances(turns.fastest) == 20 and turns.usual == pytest.approx(1e-5)
-    changed = [turns.ended(now := now + 2e-3 * 21, 21) for _ in range(stretch.SURPRISES)]
-    assert changed[-1] is False, "each takes 2 ms now"
-    assert glances(0.0) == MOST_UNSEEN, "on a clock that stands still in between"
+    turns = Turns("read", 1.0)
+    fast = [turns.ended(1.0 + 1e-3 * k, 100) for k in range(1, 21)]
+    assert all(fast) and turns.count == 2000 and turns.usual == pytest.approx(1e-5)
+    slow = [turns.ended(2.0 + 2e-3 * k) for k in range(8 * stretch.SURPRISES)]
+    assert not all(slow), "each takes 2 ms now"
 
 
-def test_reads_that_are_not_looked_at_count(native_wins: None) -> None:
-    x, seen = torch.arange(3), []
+@pytest.mark.parametrize("kind", ["read", "step"])
+def test_of_turns_that_come_fast_few_are_looked_at(
+    native_wins: None, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By the clock: one that comes late is looked at, however fast those before it came."""
+    weight, seen, clock = torch.nn.Parameter(torch.zeros(2)), [], SimpleNamespace(now=0.0)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(2)
+    clock.perf_counter = lambda: clock.now
+
+    def turn() -> None:
+        float((weight.detach() * 2).sum()) if kind == "read" else optimizer.step()
+
     with fused_eager(native="measured"):
         door = current_door()
-        monitor = door.stood_aside
+        assert door is not None
+        while not door.aside:
+            turn()
+        assert door.waits_for == kind
+        look = door.stood_aside
 
         def stood_aside(turn: Any) -> None:
-            seen.append(1 + door._granted - door.unseen)
-            monitor(turn)
+            seen.append(1 + door.unseen[turn])
+            look(turn)
 
-        door.stood_aside = stood_aside  # type: ignore[method-assign]
-        for _ in range(500):
-            float(x.sum())
-    assert 1 < max(seen) <= 1 + MOST_UNSEEN and len(seen) < sum(seen) <= 500
+        door.step_aside(door.waits_for, 1.0)
+        monkeypatch.setattr("fused_eager.aside.GLANCE", 1.0)
+        monkeypatch.setattr("fused_eager.aside.time", clock)
+        monkeypatch.setattr("fused_eager.readers.perf_counter", clock.perf_counter)
+        monkeypatch.setattr(door, "stood_aside", stood_aside)
+        monkeypatch.setattr(door, "_until", 1e9)
+        for late in [0.125] * (LOOKED_AT + 24) + [2.0]:
+            clock.now += late
+            turn()
+        assert door.aside
+    assert seen == [1] * LOOKED_AT + [8, 8, 8, 1]
 
 
 def test_reads_are_no_turn_where_nothing_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fused_eager import compile as compiling
-from fused_eager import context, fused_eager, guards, launch, run, signals, sync
+from fused_eager import context, fused_eager, guards, launch, readers, run, signals, sync
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot send one to a thread")
 
@@ -233,7 +233,7 @@ def test_contexts_of_other_threads_change_no_handler() -> None:
 
 def test_whose_code_a_signal_finds() -> None:
     libraries = (torch.nn.functional.__file__, torch.utils._python_dispatch.__file__, jax.numpy.__file__)
-    neutral = (*libraries, threading.__file__, "<frozen runpy>", guards.__file__)
+    neutral = (*libraries, threading.__file__, "<frozen runpy>", guards.__file__, readers.__file__)
     assert {signals._is_ours(file) for file in neutral} == {None}
     assert signals._is_ours(context.__file__) and signals._is_ours(run.__file__)
     assert signals._is_ours(__file__) is False and signals._is_ours(pytest.__file__) is False
