@@ -12,6 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from . import row_blocks, telling, xla
@@ -124,7 +125,7 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = function, ""
-        if row_blocks.may_gain(avals):
+        if row_blocks.may_gain(avals, _is_pointwise(nodes, region)):
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
         lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
         tracing = time.perf_counter() - started
@@ -135,6 +136,14 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
     outputs = [homes[v] for v in region.outputs]
     call = direct(compiled.runtime_executable(), outputs, len(checks), scratch)
     return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing, blocks)
+
+
+_IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)
+
+
+def _is_pointwise(nodes: Sequence[Node], region: Region) -> bool:
+    rules = [rule_for(nodes[i].twin) for i in region.nodes]
+    return all(rule is not None and rule.cls in _IN_ONE_LOOP for rule in rules)
 
 
 @contextmanager

@@ -39,9 +39,11 @@ from fused_eager.fusion_rules.rowwise import (
 )
 from fused_eager.fusion_rules.steps import largest_divisor
 
-from .straight_line import Program, Step, flatten
+from .stages import Stages, planned
+from .straight_line import Program, Step, flatten, without_repeats
 
 LARGE = 8 << 20  # bytes of the largest value: below, a second pass finds it in a cache
+STAGED = 256 << 10  # and of those for which a chain of elementwise steps is worth several loops
 BLOCK = 256 << 10  # bytes of its part in a block: all values of a block are to stay in the cache of a core
 SMALLEST, FEWEST = 64 << 10, 4  # bytes of a block, and blocks, for which the loop is worth its turns
 
@@ -60,6 +62,7 @@ class Cut:
     partial: list[Step] = field(default_factory=list)  # reductions over all rows
     exported: list[int] = field(default_factory=list)  # values by rows that are needed whole
     spread: set[int] = field(default_factory=set)  # what rows were reduced to and larger values are computed from
+    stages: Stages = field(default_factory=Stages)
 
 
 def cut(program: Program, rows: Rows) -> Cut:
@@ -109,13 +112,15 @@ def _is_of_all_rows(rows: Rows, step: Step, shape: tuple[int, ...]) -> bool:
 
 def gains(program: Program, found: Cut) -> bool:
     """Whether rows would else be gone over again, because what one was reduced to is spread over it, or over others, or
-    because a function of each number takes several passes.
+    because a function of each number takes several passes, or a chain of them several stages.
 
     And nothing that was one loop with what comes after becomes two, nor is much more written than the results.
     """
-    passes = bool(found.spread) or any(step.eqn.primitive is OPAQUE for step, _ in found.inside)
+    opaque = any(step.eqn.primitive is OPAQUE for step, _ in found.inside)
+    largest = max(map(_nbytes, program.avals))
+    passes = bool(found.stages) or (largest >= LARGE and (bool(found.spread) or opaque))
     written = sum(found.rows.turns * _nbytes(program.avals[v]) for s in found.partial for v in s.outputs)
-    small = written <= max(map(_nbytes, program.avals))
+    small = written <= largest
     return passes and small and not _is_torn(found) and not _has_halves(program, found)
 
 
@@ -155,21 +160,24 @@ def _is_torn(found: Cut) -> bool:
 def candidates(program: Program) -> Iterator[Rows]:
     """What may count the rows of a program's largest values, the finest first."""
     most = max(map(_nbytes, program.avals), default=0)
-    largest = {tuple(a.shape): a for a in program.avals if _nbytes(a) == most >= LARGE}
+    full = min(BLOCK, max(most // FEWEST, SMALLEST))
+    largest = {tuple(a.shape): a for a in program.avals if _nbytes(a) == most >= STAGED}
     several = ((s, n) for s in largest if s for n in range(1, max(len(s), 2)))
     for shape, axes in sorted(several, key=lambda c: (-c[1], c[0])):
         sizes, n = shape[:axes], shape[axes - 1]
         row = most // math.prod(sizes)
-        block = largest_divisor(n, BLOCK // row)
+        block = largest_divisor(n, full // row)
         rows = Rows(sizes, block)
         if (block == n or block * row >= SMALLEST) and row <= 2 * BLOCK and rows.turns >= FEWEST:
             yield rows
 
 
-def may_gain(arguments: Sequence[jax.ShapeDtypeStruct]) -> bool:
-    """Whether a function of these arguments is worth a look. With more threads it is not: XLA:CPU cuts no loop inside
-    of another for them (two threads, the same layer norm: 24 ms as it is, 27 in blocks)."""
-    return jax.default_backend() == "cpu" and threads() == 1 and any(_nbytes(a) >= LARGE for a in arguments)
+def may_gain(arguments: Sequence[jax.ShapeDtypeStruct], is_pointwise: bool) -> bool:
+    """Whether a function of these arguments is worth a look; one that is pointwise may have stages. With more threads
+    it is not: XLA:CPU cuts no loop inside of another for them (two threads, the same layer norm: 24 ms as it is, 27 in
+    blocks)."""
+    least = STAGED if is_pointwise else LARGE
+    return jax.default_backend() == "cpu" and threads() == 1 and any(_nbytes(a) >= least for a in arguments)
 
 
 def _nbytes(aval: Any) -> int:
@@ -185,9 +193,11 @@ def in_blocks(closed: ClosedJaxpr, spare: Sequence[int]) -> tuple[Any, str]:
     `spare` are the arguments, by position, that are donated: each to the next output of its dtype and shape, as JAX
     pairs them.
     """
-    program = flatten(closed)
+    program = without_repeats(flatten(closed))
     for rows in candidates(program):
         found = cut(program, rows)
+        taken = {*found.exported, *(v for step in found.partial for v in step.values)}
+        found.stages = planned(program, [step for step, _ in found.inside], taken, rows)
         if found.inside and gains(program, found):
             return Blocked(program, found, spare), f"{rows.count} rows, {rows.block} at a time"
     return jax.extend.core.jaxpr_as_fun(closed), ""
@@ -227,9 +237,11 @@ class Blocked:
             wholes.append(_flat(rows, memory))
         wholes += [jnp.zeros((rows.turns, *avals[v].shape), avals[v].dtype) for v in partial]
 
-        def turn(i: jax.Array, wholes: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def turn(i: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
+            wholes, memory, beginning = carried
             now = {v: wholes[k].reshape(avals[v].shape) for v, k in written.items()}
-            block = self._block({**values, **now}, i)
+            stored = list(memory)
+            block = self._block({**values, **now}, i, stored, beginning)
             out = []
             for whole, v in zip(wholes, [*self.cut.exported, *partial], strict=True):
                 if v in self.cut.by_rows:
@@ -237,9 +249,9 @@ class Blocked:
                     out.append(lax.dynamic_update_slice_in_dim(whole, part, i * rows.block, 0))
                 else:
                     out.append(lax.dynamic_update_index_in_dim(whole, block[v], i, 0))
-            return tuple(out)
+            return tuple(out), tuple(stored), beginning & i  # always 0, which XLA cannot know
 
-        made = lax.fori_loop(0, rows.turns, turn, tuple(wholes))
+        made, *_ = lax.fori_loop(0, rows.turns, turn, (tuple(wholes), self.cut.stages.memory(), jnp.int32(0)))
         values.update((v, m.reshape(avals[v].shape)) for v, m in zip(self.cut.exported, made, strict=False))
         for step, stacked in zip(self.cut.partial, made[len(self.cut.exported) :], strict=True):
             values.update(_results(step, [stacked], {**step.eqn.params, "axes": (0,)}))
@@ -253,8 +265,10 @@ class Blocked:
                 return s
         return None
 
-    def _block(self, values: dict[int, Any], i: jax.Array) -> dict[int, Any]:
-        """All values by rows, for one block."""
+    def _block(
+        self, values: dict[int, Any], i: jax.Array, memory: list[jax.Array], beginning: jax.Array
+    ) -> dict[int, Any]:
+        """All values by rows, for one block; `memory` is that of the stages."""
         rows, block = self.cut.rows, dict[int, Any]()
 
         def taken(step: Step, v: Any) -> Any:
@@ -275,6 +289,8 @@ class Blocked:
 
         for step, params in [*self.cut.inside, *((s, s.eqn.params) for s in self.cut.partial)]:
             for v, made in _results(step, [taken(step, v) for v in step.inputs], params):
+                if v in self.cut.stages.of:
+                    made = self.cut.stages.store(memory, v, made, beginning)
                 block[v] = _stored(made) if v in self.cut.spread else made
         return block
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,31 @@ def flatten(closed: ClosedJaxpr) -> Program:
             kept.append(step)
     program.steps = kept[::-1]
     return program
+
+
+def without_repeats(program: Program) -> Program:
+    """The same program, in which nothing is computed twice from the same values. XLA would see that, too, and fuse what
+    is left in another way than it was expected to."""
+    same: dict[int, int] = {}
+    known: defaultdict[Hashable, list[Step]] = defaultdict(list)
+
+    def first(v: Any) -> Any:
+        return same.get(v, v) if type(v) is int else v
+
+    def named(v: Any) -> Hashable:
+        return v if type(v) is int else (str(v.aval), np.asarray(v.val).tobytes())
+
+    steps = []
+    for step in program.steps:
+        inputs = tuple(map(first, step.inputs))
+        alike = known[step.eqn.primitive.name, step.shape, tuple(map(named, inputs))]
+        found = next((k for k in alike if k.eqn.params == step.eqn.params), None)
+        if found is None or step.eqn.effects:
+            steps.append(replace(step, inputs=inputs))
+            alike.append(steps[-1])
+        else:
+            same.update(zip(step.outputs, found.outputs, strict=True))
+    return replace(program, steps=steps, outputs=[first(v) for v in program.outputs])
 
 
 def _of_platform(eqn: Any) -> ClosedJaxpr:

@@ -16,7 +16,19 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import allowance, fused_eager, hotness, lengths, load, opinfo, row_blocks, scratch, template, trace
+from fused_eager import (
+    allowance,
+    fused_eager,
+    hotness,
+    lengths,
+    load,
+    opinfo,
+    row_blocks,
+    scratch,
+    stages,
+    template,
+    trace,
+)
 from fused_eager.allowance import Allowance
 from fused_eager.buffers import TABLE, Home
 from fused_eager.events import LOG, Event
@@ -96,7 +108,10 @@ def events(*kinds: str) -> Iterator[list[Event]]:
 
 
 RESULTS_OF_ALL_SIZES: dict[str, Any] = {"LARGE": 1}
-BLOCKS_OF_ALL_SIZES: dict[str, Any] = {"LARGE": 1, "BLOCK": 100, "SMALLEST": 1, "FEWEST": 2, "threads": lambda: 1}
+BLOCKS_OF_ALL_SIZES: dict[str, Any] = {
+    "LARGE": 1, "STAGED": 1, "BLOCK": 100, "SMALLEST": 1, "FEWEST": 2, "threads": lambda: 1
+}  # fmt: skip
+STAGES_OF_ALL_LENGTHS: dict[str, Any] = {"AT_ONCE": 0, "REST": 0}
 
 
 @contextmanager
@@ -131,6 +146,13 @@ def all_lengths_large() -> Iterator[None]:
 def all_rows_in_blocks() -> AbstractContextManager[None]:
     """In the body regions with rows of all sizes are cut into blocks of two or more, where that can be."""
     return _compiled_with(row_blocks, BLOCKS_OF_ALL_SIZES)
+
+
+@contextmanager
+def all_steps_in_stages() -> Iterator[None]:
+    """The same, and what may be stored between two steps of a block is."""
+    with _compiled_with(stages, STAGES_OF_ALL_LENGTHS), all_rows_in_blocks():
+        yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from jax import lax
 
 from fused_eager import fused_eager, row_blocks, sync
 from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
-from fused_eager.straight_line import Numbering, flatten
+from fused_eager.straight_line import Numbering, flatten, without_repeats
 from tests.streams import all_rows_in_blocks, events
 
 Arrays = tuple[np.ndarray, ...]
@@ -117,11 +117,11 @@ def test_blocks_fill_the_cache_of_a_core(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_with_more_than_one_thread_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     large = [jax.ShapeDtypeStruct(X.shape, X.dtype)]
-    assert row_blocks.may_gain(large)
+    assert row_blocks.may_gain(large, False)
     for named, one in (("1", True), ("2", False)):
         monkeypatch.setenv("NPROC", named)
         monkeypatch.setattr(row_blocks, "threads", threads)
-        assert row_blocks.may_gain(large) is one
+        assert row_blocks.may_gain(large, False) is one
 
 
 NOT_IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
@@ -151,9 +151,9 @@ def test_what_mixes_rows_comes_after_the_loop() -> None:
 def test_small_values_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "LARGE", X.nbytes + 1)
     assert agree(normal, X) == ""
-    assert not row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
+    assert not row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)], False)
     monkeypatch.setattr(row_blocks, "LARGE", X.nbytes)
-    assert row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)])
+    assert row_blocks.may_gain([jax.ShapeDtypeStruct(X.shape, X.dtype)], False)
 
 
 def test_a_number_of_rows_with_no_good_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +209,21 @@ def test_a_straight_line_has_no_calls_and_no_dead_steps() -> None:
 
     names = [s.eqn.primitive.name for s in flatten(jax.make_jaxpr(function)(X)).steps]
     assert not {"jit", "pjit", "custom_jvp_call", "sin", "reshape"} & set(names) and "max" in names
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    def twice(x: Any, y: Any) -> tuple[Any, Any]:
+        return jnp.exp(x + 1) * y, (jnp.exp(x + 1) - y) * 2 + (x + 2)
+
+    with jax.enable_x64(True):
+        program = flatten(jax.make_jaxpr(twice)(X, X))
+    once = without_repeats(program)
+    names = [[s.eqn.primitive.name for s in p.steps] for p in (program, once)]
+    assert names[0].count("exp") == 2 and names[1].count("exp") == 1
+    assert [n.count("add") for n in names] == [4, 3], "of other numbers they are not the same"
+    assert Numbering().of(program, {}) == Numbering().of(program, {})
+    numbering = Numbering()
+    assert numbering.of(program, {}) == numbering.of(once, {})
 
 
 def test_a_choice_by_platform_is_made() -> None:

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 
 import torch
 
-from fused_eager import row_blocks, scratch, trace
-from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, given_up_anywhere
+from fused_eager import row_blocks, scratch, stages, trace
+from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
+    parser.add_argument("--stages", action="store_true", help="the same, and what may be stored within a block is")
     parser.add_argument("--give-up", action="store_true", help="streams are given up anywhere (modes: auto)")
     args = parser.parse_args(argv)
     with given_up_anywhere(args.seed) if args.give_up else nullcontext():
@@ -48,7 +49,9 @@ def fuzz(args: argparse.Namespace) -> int:
     """Run the programs that were asked for. Returns 1 if one of them differs from eager."""
     if args.scratch:
         vars(scratch).update(RESULTS_OF_ALL_SIZES)
-    if args.blocks:
+    if args.stages:
+        vars(stages).update(STAGES_OF_ALL_LENGTHS)
+    if args.blocks or args.stages:
         vars(row_blocks).update(BLOCKS_OF_ALL_SIZES)
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()

@@ -11,7 +11,14 @@ import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES
 
-from tests.streams import all_results_large, all_rows_in_blocks, events, given_up_anywhere, lowered_by
+from tests.streams import (
+    all_results_large,
+    all_rows_in_blocks,
+    all_steps_in_stages,
+    events,
+    given_up_anywhere,
+    lowered_by,
+)
 
 from . import functions
 from .__main__ import one
@@ -22,10 +29,15 @@ from .generate import Program, generate
 FRESH = random.SystemRandom().randrange(10**9)
 
 
-@pytest.fixture(params=["", "scratch", "blocks"])
+@pytest.fixture(params=["", "scratch", "blocks", "stages"])
 def options(request: pytest.FixtureRequest) -> Iterator[str]:
     """How to run the command that repeats a failure: as users do, or with what is for large values done for all."""
-    made = {"": contextlib.nullcontext, "scratch": all_results_large, "blocks": all_rows_in_blocks}
+    made = {
+        "": contextlib.nullcontext,
+        "scratch": all_results_large,
+        "blocks": all_rows_in_blocks,
+        "stages": all_steps_in_stages,
+    }
     with made[request.param]():
         yield f"--programs 1{' --' * bool(request.param)}{request.param}"
 
