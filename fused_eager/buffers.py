@@ -122,7 +122,7 @@ def sweep() -> None:
         for b in dead([b for b in TABLE.values() if b.stream is None]):
             del TABLE[b.cdata]
             SCRATCH.bury(b)
-            b.array = None  # a run that has not been verified may hold the buffer for a while
+            b.array = None  # a run that has not been checked may hold the buffer for a while
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
 
 

@@ -167,7 +167,7 @@ class FrontDoor(StepsAside):
                 raise
             if mode == "debug":
                 run.wait()
-                run.verify()
+                run.check()
                 if config.check_nan:
                     _find_nan(info, args, kwargs, out)
         return out

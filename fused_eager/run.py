@@ -1,7 +1,7 @@
 """Running: a flush plans the stream, runs the regions in order and hands the values to the buffers that still live.
 
 XLA returns before the work is done, so a flush does not wait; `settle` does, for one buffer. What only run time can
-reveal (an index out of range) comes back as flags and is verified before anything is read, and before memory is
+reveal (an index out of range) comes back as flags, which are looked at before anything is read, and before memory is
 given away that would be needed to undo.
 """
 
@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import audit, background, buffers, measuring, telling, vacate
+from . import background, buffers, measuring, telling, vacate, verify
 from .allowance import ALLOWANCE
 from .arguments import as_array, import_native, numbers
+from .backlog import BACKLOG, Run, check, lost, undo, wait
 from .buffers import LOCK, TABLE, Buffer, Home
 from .compile import Executable, load_or_compile
 from .heap import WATCH
@@ -29,7 +30,6 @@ from .quiet import unobserved
 from .reasons import Reason
 from .scratch import SCRATCH
 from .stream import STREAMS, DeviceInput, NativeInput, Node, Stream
-from .verify import BACKLOG, Run, lost, undo, verify, wait
 
 
 class Execution:
@@ -50,8 +50,8 @@ class Execution:
         self.error: Exception | None = None
         self.assigned = assigned
         self.values: dict[int, Any] = {}
-        self.audited = stream.config.verify
-        self.homes = homes_of_values(stream) if self.audited else {}
+        self.verified = stream.config.verify
+        self.homes = homes_of_values(stream) if self.verified else {}
         BACKLOG.serial += 1
         self.launch = BACKLOG.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
@@ -97,10 +97,10 @@ class Execution:
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
         vectors = numbers(self.nodes, region, self.launch.numbers)
-        kept = audit.keep(region, self.values) if audit.is_due(self.audited) else None
+        kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         outputs, flags = executable.call(*args, *vectors)
         if kept is not None:
-            outputs = audit.audit(self.nodes, region, self.homes, kept, outputs, run_alone)
+            outputs = verify.verify(self.nodes, region, self.homes, kept, outputs, run_alone)
         self.launch.tokens.append(flags)
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
@@ -231,7 +231,7 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     ready = load(stream, live, donatable, reason)
     if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
         # Where memory is reused in place, what came before has to be known to be right.
-        verify()
+        check()
     return Execution(stream, ready, assigned, donatable, reason)
 
 
@@ -283,7 +283,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
         if b.stream is not None:
             flush(b.stream, reason)
         if b.error is None or BACKLOG.owed:
-            verify()
+            check()
         if b.error is not None:
             raise lost(b)
         assert b.home is not None
@@ -293,7 +293,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
 
 
 def settle(b: Buffer, reason: Reason) -> None:
-    """Make a buffer's storage native: its value computed, verified, and in its memory.
+    """Make a buffer's storage native: its value computed, checked, and in its memory.
 
     Raises:
         LostValue: an op that it depends on has failed.
@@ -316,7 +316,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
             if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
                 flush(stream, reason)
         if (b.error is None and b.array is not None) or BACKLOG.owed:
-            verify()
+            check()
         if b.error is not None:
             raise lost(b)
         if b.is_at_home:
@@ -357,7 +357,7 @@ def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -
         if only in (None, stream):
             attempt(flush, stream, reason)
     buffers.sweep()
-    attempt(verify)
+    attempt(check)
     with LOCK:
         computed = [b for b in TABLE.values() if b.error is None and b.stream is None]
     if only is not None and made:
@@ -388,8 +388,8 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
             WATCH.turn()
 
 
-# The first line: what other modules know from here of `verify`.
+# The first line: what other modules know from here of `backlog`.
 __all__ = [
-    *("BACKLOG", "lost", "verify", "wait"),
+    *("BACKLOG", "check", "lost", "wait"),
     *("flush", "give_up", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
 ]

@@ -22,13 +22,13 @@ import weakref
 import torch
 
 from . import trap
+from .backlog import BACKLOG, wait
 from .borrow import nbytes_of
 from .buffers import TABLE, Buffer, use_count
 from .events import LOG
 from .heap import libc
 from .stream import STREAMS, NativeInput
 from .trap import storage_of
-from .verify import BACKLOG, wait
 
 EVERY = 2.0  # seconds between two looks; a value that was on the device at both has been there for a while
 LEAST = 1 << 20  # bytes of a storage that are worth it

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fused_eager import LostValue, arguments, fused_eager, run, sync
+from fused_eager.backlog import BACKLOG
 from fused_eager.buffers import TABLE, buffer_of, storage_of
 from fused_eager.stream import DeviceInput
-from fused_eager.verify import BACKLOG
 from tests.streams import events, flush_now, forget_pending, open_stream, passing_for_aten, stable_shapes
 
 

@@ -51,7 +51,7 @@ class Facts:
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
     refused: list[dict[str, Any]] = field(default_factory=list)  # by it
     failures: list[dict[str, Any]] = field(default_factory=list)
-    mismatches: list[dict[str, Any]] = field(default_factory=list)  # what an audit found
+    mismatches: list[dict[str, Any]] = field(default_factory=list)  # what `verify` found
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
     contests: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there

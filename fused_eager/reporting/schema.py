@@ -306,7 +306,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             "mismatch",
-            "An audit ran a flush a second time through plain ATen, and an op's result was another one.",
+            "`verify` ran a region a second time through plain ATen, and an op's result was another one.",
             (
                 Field("op", "text", "the ATen overload"),
                 Field("site", "text", "its line"),

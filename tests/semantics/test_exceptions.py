@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fused_eager import LostValue, arguments, fused_eager, load, run, sync, verify
+from fused_eager import LostValue, arguments, backlog, fused_eager, load, run, sync
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:
@@ -62,7 +62,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "advance": (run.Execution, "advance"),
     "xla": (run.Execution, "_xla"),
     "islands": (run, "run_nodes"),
-    "verify": (run, "verify"),
+    "check": (run, "check"),
     "wait": (run, "wait"),
     "bind": (run.buffers, "bind"),
     "sweep": (run.buffers, "sweep"),
@@ -131,7 +131,7 @@ def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> 
         table = torch.ones(4, 2) * 2
         bad = F.embedding(torch.tensor([9]), table)
         run.flush(_stream(), run.Reason("sync.call"))
-        monkeypatch.setattr(verify.np, "asarray", once)
+        monkeypatch.setattr(backlog.np, "asarray", once)
         try:
             sync()
         except (KeyboardInterrupt, IndexError):

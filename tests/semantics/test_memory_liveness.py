@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager, sync
+from fused_eager.backlog import AHEAD, BACKLOG
 from fused_eager.buffers import TABLE
-from fused_eager.verify import AHEAD, BACKLOG
 
 
 def test_a_weak_reference_dies_at_once(mode: str) -> None:
