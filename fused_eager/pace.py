@@ -155,7 +155,7 @@ class Pace:
         before, self.native = self.native, stretch.wants_native()
         self.running, self.waiting = stretch, False
         self.begun += 1
-        self.whole.begins(stretch)
+        self.whole.begins(stretch, self.start, first[1:])
         self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
         return self.native is not before
 

@@ -5,6 +5,9 @@ device, though, the next has to fetch where that one goes the other way, so what
 in which all go one way: one that accumulates gradients, and reads the loss of each part, stayed at 1.1 of eager's time,
 each part being faster fused beside an optimizer step that was. So turns that are partly fused are timed, then some that
 torch runs alone; if these were faster, torch goes on alone. Later that is tried again, as for a stretch.
+
+A loop is known by where its context is entered, which may be a function that trains one model after the other. So what
+was found holds for turns that begin like those that were timed; when several in a row begin otherwise, it is forgotten.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 
 from .stretch import CLOSE, Place, Stretch, pause
 
+ANY = "any"  # in place of the shapes that a turn begins with, where they differ from turn to turn
 TIMED = 4  # turns that are timed each way; an even number, as every other one may be of another optimizer
 
 
@@ -29,17 +33,24 @@ class Whole:
     took: list[float] = field(default_factory=list)  # by turns that followed each other,
     fused: bool = False  # one of which at least was partly fused
     place: Place = None  # the line where the last turn began
+    starts: dict[Place, Place] = field(default_factory=dict)  # the first ops of turns that were timed, and their shapes
+    strangers: int = 0  # turns in a row that began otherwise since there is a choice
     _began: float = 0.0  # the turn that is under way; 0 if it does not count
     _stretches: int = 0  # of it
     _last: Stretch | None = None  # of them
     _only: Stretch | None = None  # the one that the turn before was
     _fused: bool = False  # whether one of them is, by choice
     _counts: bool = True
+    _strange: bool = False  # it began otherwise
 
-    def begins(self, stretch: Stretch) -> None:
-        """A stretch begins."""
+    def begins(self, stretch: Stretch, start: Place = None, shapes: Place = None) -> None:
+        """A stretch begins, with this op on its line and operands of these shapes."""
         if not self._stretches:
             self.place = stretch.place
+            if self.length:
+                self._strange = start not in self.starts or self.starts[start] not in (ANY, shapes)
+            else:
+                self.starts[start] = shapes if self.starts.get(start, shapes) == shapes else ANY
         self._stretches += 1
         self._last = stretch
         self._fused = self._fused or stretch.chosen is False
@@ -60,12 +71,17 @@ class Whole:
         return True
 
     def _start(self, now: float) -> None:
-        self._began, self._stretches, self._fused, self._counts = now, 0, False, True
+        self._began, self._stretches, self._fused, self._counts, self._strange = now, 0, False, True, False
 
     def ended(self, now: float) -> float:
         """A turn is over. Returns until when torch is to run alone; 0 if it is not."""
-        began, counts, fused = self._began, self._counts, self._fused
+        began, counts, fused, strange = self._began, self._counts, self._fused, self._strange
         self._start(now)
+        self.strangers = self.strangers + 1 if strange else 0
+        if strange:
+            if self.strangers >= TIMED:
+                self.forget()
+            return 0.0
         if now < self.until:
             return self.until if self.alone else 0.0
         if self.alone or not (began and counts):
@@ -96,6 +112,8 @@ class Whole:
         """The loop is another one now."""
         self.alone = self.trying = False
         self.until = self.length = self._began = 0.0
+        self.strangers = 0
+        self.starts.clear()
         self._forget_turns()
 
     def _forget_turns(self) -> None:

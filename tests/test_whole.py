@@ -70,6 +70,53 @@ def test_turns_of_two_optimizers_are_one_loop() -> None:
     assert not Turns("step", now).middle
 
 
+def chosen() -> Whole:
+    """What is known of a loop whose turns begin with "conv" and [8, 3], for which torch alone is faster."""
+    whole, now = Whole(), 0.0
+    while not whole.trying:
+        one(whole, now := now + 2.0, "conv", (8, 3))
+    assert whole.tried(now + 10.0, 1.0) and whole.alone
+    return whole
+
+
+def one(whole: Whole, now: float, start: str, shape: tuple[int, ...]) -> float:
+    whole.begins(Stretch(LINE, chosen=False), start, (shape,))
+    whole.begins(Stretch(LINE, chosen=True), "loss", ())
+    return 0.0 if whole.passes_by() else whole.ended(now)
+
+
+def test_what_was_found_does_not_hold_for_another_loop_that_is_entered_there() -> None:
+    """A function may train one model after the other."""
+    for start, shape in (("linear", (8, 3)), ("conv", (8, 4))):
+        whole = chosen()
+        now = whole.until - 1.0
+        for k in range(1, TIMED):
+            assert one(whole, now, start, shape) == 0.0 and whole.strangers == k
+        assert one(whole, now, start, shape) == 0.0 and not whole.alone and not whole.length
+        found = [one(whole, now := now + 2.0, start, shape) for _ in range(TIMED + 1)]
+        assert any(found) and whole.trying, "it is measured"
+
+
+def test_a_turn_that_begins_otherwise_now_and_then_changes_nothing() -> None:
+    """As the first of each context may."""
+    whole = chosen()
+    until, now = whole.until, whole.until - 1.0
+    for _ in range(5):
+        assert one(whole, now, "normalise", (9,)) == 0.0
+        assert one(whole, now, "conv", (8, 3)) == until
+    assert whole.alone and not whole.strangers
+
+
+def test_turns_of_other_lengths_each_time_are_of_one_loop() -> None:
+    whole, now = Whole(), 0.0
+    while not whole.trying:
+        now += 2.0
+        one(whole, now, "conv", (int(now), 3))
+    assert whole.tried(now + 10.0, 1.0)
+    assert one(whole, now + 11.0, "conv", (99, 3)) == whole.until
+    assert one(whole, now + 11.0, "linear", (99, 3)) == 0.0
+
+
 def test_a_turn_that_was_disturbed_does_not_count() -> None:
     whole = Whole()
     for now in range(1, 20):
