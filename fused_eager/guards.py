@@ -206,7 +206,7 @@ def install() -> None:
         for guard in readers.READERS:
             _patch(guard.owner, guard.name, functools.partial(readers.settling, guard))
         for name in readers.NUMBERS:
-            _patch(torch.Tensor, name, readers.telling)
+            _patch(torch.Tensor, name, readers.noticing)
         for name in TRACERS:
             _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
         _patch(torch, "compile", _before_compile)

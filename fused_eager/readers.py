@@ -154,11 +154,7 @@ def _read_alone(door: FrontDoor, guard: Guard, original: Callable[..., Any], arg
             storage = _memory_of(args[0])
             if storage is not None:
                 native.mark_exposed(storage)
-    door.hidden = True
-    try:
-        out = original(*args, **kwargs)
-    finally:
-        door.hidden = False
+    out = natively(original, *args, **kwargs)
     if reads:
         aside.read(door)
     return out
@@ -175,8 +171,8 @@ def _was_read(waited: bool) -> None:
     aside.read(door)
 
 
-def telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls `original`, which reads one number, and lets it be known that this has been read."""
+def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls `original`, which reads one number, and notices that this has been read."""
 
     @functools.wraps(original)
     def read(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fused_eager.fusion_rules.elementwise import OPAQUE
-from fused_eager.fusion_rules.latencies import CALLED, CHEAP, latency
+from fused_eager.fusion_rules.latencies import CALLED, CHEAP, FREE, latency
 from fused_eager.fusion_rules.rowwise import ELEMENTWISE, Rows
 
 from .straight_line import Program, Step
@@ -33,7 +33,7 @@ CALL = 60  # cycles of vectorised work for which a function that XLA calls for e
 AGAIN = 4 * CHEAP  # cycles of what had better be computed once more in another loop than stored for it
 # XLA:CPU vectorises no loop over a part of an array of halves.
 STORED = frozenset({"float32", "float64", "complex64", "complex128", "int32", "int64", "uint32"})
-_PASSED_ON = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
+_ONWARD = ELEMENTWISE | FREE
 _OUTSIDE = -1  # in place of a value that is stored: what reads goes out of the loop, or ends it in another way
 
 
@@ -48,8 +48,9 @@ def stored(program: Program, steps: Sequence[Step], taken: Collection[int]) -> s
     if not _is_vectorised(steps):
         return found
     waited = _waited(program, steps, found, ends=True)
-    if found:
-        _readers(steps, found, taken, {v for v, cycles in waited.items() if cycles > AGAIN and _can_be(program, v)})
+    if not found:
+        return found
+    _readers(steps, found, taken, {v for v, cycles in waited.items() if cycles > AGAIN and _can_be(program, v)})
     waited, readers = _waited(program, steps, found), _readers(steps, found, taken)
     again = {v for v, cycles in waited.items() if cycles > AGAIN and len(readers[v]) > 1}
     return found if again <= found else set()
@@ -95,7 +96,7 @@ def _ahead(steps: Sequence[Step]) -> dict[int, int]:
 
 def _goes_on(step: Step) -> bool:
     """Whether what a step computes may be read by others in the loop that computes it."""
-    return step.eqn.primitive is not OPAQUE and step.eqn.primitive.name in ELEMENTWISE | _PASSED_ON
+    return step.eqn.primitive is not OPAQUE and step.eqn.primitive.name in _ONWARD
 
 
 def _readers(

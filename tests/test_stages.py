@@ -21,6 +21,7 @@ from fused_eager.row_blocks import Blocked, in_blocks
 from fused_eager.stages import Stages, planned, stored
 from fused_eager.straight_line import Program, flatten
 from tests.streams import all_rows_in_blocks, events
+from tests.test_row_blocks import agree
 
 X = np.random.default_rng(0).standard_normal(48, np.float32)
 Function = Callable[..., Any]
@@ -65,16 +66,6 @@ def loops(function: Function, *arrays: np.ndarray) -> list[int]:
         text = jax.jit(made).lower(*arrays).compile().as_text()
     counts = [len(re.findall(r" exponential\(", part)) for part in text.split("\n\n")]
     return [n for n in counts if n]
-
-
-def agree(function: Function, *arrays: np.ndarray) -> str:
-    with jax.enable_x64(True):
-        wanted = jax.tree.leaves(jax.jit(function)(*arrays))
-        made, told = in_blocks(jax.make_jaxpr(function)(*arrays), ())
-        got = jax.tree.leaves(jax.jit(made)(*arrays))
-    for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-6, atol=2e-6)
-    return told
 
 
 def test_one_exponential_in_a_loop_is_enough() -> None:
