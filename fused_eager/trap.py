@@ -7,13 +7,17 @@ it). No Python binding sets the mark on CPU builds, so we set it where it lives:
 (`has_mutable_data_ptr_check_`, `throw_on_mutable_data_ptr_`, `throw_on_immutable_data_ptr_`). Their position is
 found by watching `torch._C._set_throw_on_mutable_data_ptr` set the first two, and `self_test` proves the effect.
 View ops never touch the data pointer, so they work on a trapped storage.
+
+Torch 2.13 can exchange what two storages hold; for older ones that is done here, where it lives as well.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
 ARMED = b"\x01\x01\x01"
@@ -26,11 +30,6 @@ storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessor
 def offset_of(t: torch.Tensor) -> int:
     """The storage offset in elements; never symbolic here."""
     return t.storage_offset()  # type: ignore[return-value]
-
-
-def swap_memory(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
-    """Exchange the memory, sizes and flags of two storages; views of either follow."""
-    a._swap_data_ptr_(b)  # type: ignore[attr-defined]
 
 
 class TrapUnavailable(RuntimeError):
@@ -87,8 +86,46 @@ def address_of(storage: torch.UntypedStorage) -> int:
     return int.from_bytes(ctypes.string_at(storage._cdata + _POINTER, 8), sys.byteorder)
 
 
+def _swap(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    assert _POINTER is not None
+    # From the memory, its owner and its size to the flags and the allocator: nothing in there knows where it lies.
+    count = (FLAGS_AT + 4 + 7) // 8 * 8 + 8 - _POINTER
+    at, other = a._cdata + _POINTER, b._cdata + _POINTER
+    held = bytes(_memory[at : at + count])
+    _memory[at : at + count] = _memory[other : other + count]
+    _memory[other : other + count] = held
+
+
+swap_memory: Callable[[torch.UntypedStorage, torch.UntypedStorage], None]
+swap_memory = getattr(torch.UntypedStorage, "_swap_data_ptr_", _swap)
+"""Exchange the memory, sizes and flags of two storages of the same size, or one of none; views of either follow."""
+
+
 def self_test() -> str | None:
-    """None if the trap works with this torch, else what went wrong, in words."""
+    """None if the trap works with this torch, and what two storages hold can be exchanged, else what went wrong, in
+    words."""
+    return _test_of_swapping() or _test_of_traps()
+
+
+def _test_of_swapping() -> str | None:
+    if swap_memory is _swap and _POINTER is None:
+        return "what two storages hold cannot be exchanged"
+    own, borrowed = torch.arange(4.0), torch.from_numpy(np.ones(4, np.float32))  # which torch may not resize
+    storages = storage_of(own), storage_of(borrowed)
+    before = [_held(s) for s in storages]
+    swap_memory(*storages)
+    if [_held(s) for s in storages] != before[::-1]:
+        return "two storages did not exchange what they hold"
+    if own.tolist() != [1.0] * 4 or borrowed.tolist() != [0.0, 1.0, 2.0, 3.0]:
+        return "two storages that exchanged what they hold lost their values"
+    return None
+
+
+def _held(s: torch.UntypedStorage) -> tuple[int, int, bool]:
+    return s.data_ptr(), s.nbytes(), s.resizable()
+
+
+def _test_of_traps() -> str | None:
     x = torch.arange(4.0)
     storage = storage_of(x)
     arm(storage)

@@ -13,6 +13,7 @@ from fused_eager.fusion_rules import turning
 
 from fused_eager import executable
 from fused_eager.executable import Executable, Failure, NotPortable, RunCheck, Unloadable, direct, from_blobs, to_blobs
+from fused_eager.xla import enable_x64
 
 OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]
 
@@ -22,14 +23,14 @@ def function(x: jax.Array, n: jax.Array) -> Any:
 
 
 def made(donated: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         specs = [jax.ShapeDtypeStruct((4, 3), "float32"), jax.ShapeDtypeStruct((1,), "int64")]
         lowered = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*specs)
         return lowered, lowered.compile()
 
 
 def arguments() -> list[jax.Array]:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         return [jnp.arange(12, dtype=jnp.float32).reshape(4, 3) - 5, jnp.array([7], dtype=jnp.int64)]
 
 
@@ -88,7 +89,7 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
     def by_pixels(x: jax.Array) -> Any:
         return [x + 1, turning.in_pixels(x * 2)], jnp.zeros((1, 2), jnp.int64)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         lowered = jax.jit(by_pixels).lower(jax.ShapeDtypeStruct(shape, "float32"))
     blobs = to_blobs(lowered, lowered.compile(), checked(None))
     outputs = [(torch.float32, shape), (torch.float32, (4, 5, 5, 3))]

@@ -14,6 +14,7 @@ from fused_eager.fusion_rules.spec import Spec
 from fused_eager.lower import Function, NodeFailed
 from fused_eager.plan import Region
 from fused_eager.stream import Hole, Node, Ref, Result, Use
+from fused_eager.xla import enable_x64
 from tests.streams import CPU, END, HOME, aten, geometry, lowered_by, node
 
 X = np.arange(8, dtype=np.float32) - 3
@@ -29,7 +30,7 @@ def call(
     """Trace and run the nodes as one region."""
     region = Region(tuple(range(len(nodes))), tuple(inputs), tuple(outputs), (), "xla", END)
     function = Function(nodes, region, bounds)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         numbers = np.asarray(floats or [], np.float64)
         done, flags = jax.jit(function)(*inputs.values(), numbers, np.zeros(0, np.int64))
     return [np.asarray(d) for d in done], np.asarray(flags), function

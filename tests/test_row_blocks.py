@@ -19,6 +19,7 @@ from jax import lax
 from fused_eager import fused_eager, row_blocks, sync
 from fused_eager.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
 from fused_eager.straight_line import Numbering, flatten, without_repeats
+from fused_eager.xla import enable_x64
 from tests.streams import all_rows_in_blocks, events
 
 Arrays = tuple[np.ndarray, ...]
@@ -37,7 +38,7 @@ def all_sizes() -> Iterator[None]:
 
 def in_parts(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int, ...] = ()) -> tuple[list[Any], str]:
     """What a function returns when it is computed in blocks, and into which."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         made, told = in_blocks(jax.make_jaxpr(function)(*arrays), spare)
         copies = [jnp.array(a) for a in arrays]
         return [np.asarray(a) for a in jax.jit(made, donate_argnums=spare)(*copies)], told
@@ -45,7 +46,7 @@ def in_parts(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int
 
 def agree(function: Callable[..., Any], *arrays: np.ndarray, spare: tuple[int, ...] = ()) -> str:
     """In blocks a function gives what it gives as it is. Returns into which."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wanted = jax.tree.leaves(jax.jit(function)(*arrays))
     got, told = in_parts(function, *arrays, spare=spare)
     assert len(got) == len(wanted)
@@ -215,7 +216,7 @@ def test_what_is_computed_twice_is_computed_once() -> None:
     def twice(x: Any, y: Any) -> tuple[Any, Any]:
         return jnp.exp(x + 1) * y, (jnp.exp(x + 1) - y) * 2 + (x + 2)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         program = flatten(jax.make_jaxpr(twice)(X, X))
     once = without_repeats(program)
     names = [[s.eqn.primitive.name for s in p.steps] for p in (program, once)]

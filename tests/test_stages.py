@@ -20,6 +20,7 @@ from fused_eager import fused_eager, row_blocks, stages, sync
 from fused_eager.row_blocks import Blocked, in_blocks
 from fused_eager.stages import Stages, planned, stored
 from fused_eager.straight_line import Program, flatten
+from fused_eager.xla import enable_x64
 from tests.streams import all_rows_in_blocks, events
 from tests.test_row_blocks import agree
 
@@ -43,7 +44,7 @@ def exponentials(count: int) -> Function:
 
 
 def program(function: Function, *arrays: np.ndarray) -> Program:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         return flatten(jax.make_jaxpr(function)(*arrays))
 
 
@@ -61,7 +62,7 @@ def plan(function: Function, *arrays: np.ndarray) -> Stages:
 
 def loops(function: Function, *arrays: np.ndarray) -> list[int]:
     """How many exponentials there are in each loop that has any, as XLA compiles it."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         made, _ = in_blocks(jax.make_jaxpr(function)(*arrays), ())
         text = jax.jit(made).lower(*arrays).compile().as_text()
     counts = [len(re.findall(r" exponential\(", part)) for part in text.split("\n\n")]
@@ -172,7 +173,7 @@ def test_dtypes_have_memory_of_their_own() -> None:
         wide = jnp.exp(jnp.exp(x)).astype("float64")
         return jnp.log(jnp.exp(wide) + 2)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert {np.dtype(dtype).name for _, dtype in plan(mixed, X).slots} == {"float32", "float64"}
     assert agree(mixed, X)
 

@@ -79,3 +79,33 @@ def test_each_storage_has_its_own_trap(trapped: torch.Tensor) -> None:
     other = torch.ones(4)
     assert (other + 1).tolist() == [2.0] * 4
     assert trap.is_armed(trap.storage_of(trapped))
+
+
+SWAPS = {"of torch": trap.swap_memory, "of bytes": trap._swap}
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_two_storages_exchange_what_they_hold(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(trap, "swap_memory", SWAPS[name])
+    assert trap._test_of_swapping() is None
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_views_and_traps_go_with_what_is_exchanged(name: str) -> None:
+    a, b = torch.arange(4.0), torch.full((4,), 7.0)
+    view, base = a[2:], a.view(2, 2)
+    trap.arm(trap.storage_of(b))
+    SWAPS[name](trap.storage_of(a), trap.storage_of(b))
+    assert (trap.is_armed(trap.storage_of(a)), trap.is_armed(trap.storage_of(b))) == (True, False)
+    with pytest.raises(RuntimeError):
+        view.clone()
+    trap.disarm(trap.storage_of(a))
+    assert view.tolist() == [7.0, 7.0]
+    assert base.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    del a, view, base  # the memory that was b's
+    assert b.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_what_is_not_exchanged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trap, "swap_memory", lambda a, b: None)
+    assert trap.self_test() == "two storages did not exchange what they hold"

@@ -11,6 +11,8 @@ from fused_eager.fusion_rules.rule import hoisted_names
 from fused_eager.fusion_rules.spec import Spec, spec_of
 from torch._ops import OpOverload
 
+from fused_eager.xla import enable_x64
+
 from .harness import to_jax, to_torch
 
 
@@ -46,7 +48,7 @@ def lowered(op: OpOverload, like: Any, *args: Any, **kwargs: Any) -> tuple[str, 
         return map_leaves(leaf, value)
 
     checks: list[Check] = []
-    with jax.enable_x64(True):
+    with enable_x64(True):
         slots = [enter(n, v) for n, v in zip(names, args, strict=False)]
         named = {k: enter(k, v) for k, v in kwargs.items()}
 

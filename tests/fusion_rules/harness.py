@@ -18,6 +18,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, spec_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager.xla import enable_x64
+
 SEEDED = torch.Tag.nondeterministic_seeded
 
 
@@ -84,7 +86,7 @@ class LoweringCheck(TorchDispatchMode):
 
             return map_leaves(leaf, value)
 
-        with jax.enable_x64(True):
+        with enable_x64(True):
             jargs = [enter(a.name, v) for a, v in zip(schema, args, strict=False)]
             jkwargs = {k: enter(k, v) for k, v in kwargs.items()}
         out = func(*args, **kwargs)
@@ -93,7 +95,7 @@ class LoweringCheck(TorchDispatchMode):
             self.missing[str(func)] += 1
             return out
         try:
-            with jax.enable_x64(True):
+            with enable_x64(True):
                 # jit as the runtime does: constant folding and fusion are part of what is checked.
                 flat, tree = jax.tree.flatten(
                     [jargs, jkwargs], is_leaf=lambda x: x is None or isinstance(x, torch.dtype)

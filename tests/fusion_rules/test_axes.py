@@ -23,10 +23,12 @@ from fused_eager.fusion_rules.axes import (
 from fused_eager.fusion_rules.lowering import Context
 from fused_eager.fusion_rules.spec import Spec
 
+from fused_eager.xla import enable_x64
+
 
 @pytest.fixture(autouse=True)
 def wide() -> Any:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

@@ -13,6 +13,8 @@ from fused_eager.fusion_rules.elementwise import as_array, convert, narrow, need
 from fused_eager.fusion_rules.lowering import Context, NoLowering
 from fused_eager.fusion_rules.spec import spec_of
 
+from fused_eager.xla import enable_x64
+
 BEYOND = [math.nan, math.inf, -math.inf, 3e9, -3e9, 300.0, -1.7, 70001.0, 1e18, 5e9, -5e9, -129.0, 1e19, -0.0, 2.5]
 
 
@@ -20,7 +22,7 @@ BEYOND = [math.nan, math.inf, -math.inf, 3e9, -3e9, 300.0, -1.7, 70001.0, 1e18, 
 @pytest.mark.parametrize("source", [torch.float32, torch.float64])
 def test_floats_become_integers_as_on_x86(source: torch.dtype, target: torch.dtype) -> None:
     x = torch.tensor(BEYOND, dtype=source)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         got = np.asarray(jax.jit(lambda v: convert(v, target))(x.numpy()))
     assert got.tolist() == x.to(target).tolist()
 

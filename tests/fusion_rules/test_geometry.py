@@ -23,6 +23,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fused_eager.xla import enable_x64
+
 SHAPES = [(2, 3, 4), (5, 6), (4, 4, 4), (2, 3, 4, 5), (7,), (1, 8), (3, 1, 2)]
 
 
@@ -96,7 +98,7 @@ def check_write(base: torch.Tensor, t: torch.Tensor) -> None:
 @given(views() | strided())
 @settings(max_examples=25, deadline=None)
 def test_reads_and_writes_are_torch_s(case: tuple[torch.Tensor, torch.Tensor]) -> None:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         check_read(*case)
         check_write(*case)
 
@@ -130,7 +132,7 @@ def test_slices_and_transposes_take_no_gather(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [d for d in JAX_DTYPE if d is not torch.bool], ids=str)
 def test_bytes_reinterpret_as_torch_does(dtype: torch.dtype) -> None:
     raw = torch.arange(16, dtype=torch.uint8) + 60
-    with jax.enable_x64(True):
+    with enable_x64(True):
         typed = reinterpret(jnp.asarray(raw.numpy()), dtype)
         assert typed.dtype == JAX_DTYPE[dtype] and typed.size == 16 // dtype.itemsize
         assert np.asarray(reinterpret(typed, torch.uint8)).tolist() == raw.tolist()
@@ -139,7 +141,7 @@ def test_bytes_reinterpret_as_torch_does(dtype: torch.dtype) -> None:
 
 def test_lazy_bits_are_read_and_written_back() -> None:
     base = torch.tensor([1 + 2j, 3 - 4j, 5 + 0j])
-    with jax.enable_x64(True):
+    with enable_x64(True):
         home = jnp.asarray(base.numpy())
         for view in (base.conj(), base.imag, base.conj().imag, torch._neg_view(base[1:])):
             out = read(home, geometry_of(view))

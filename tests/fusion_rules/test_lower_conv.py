@@ -16,6 +16,8 @@ from fused_eager.fusion_rules.lowering import NoLowering, lower
 from fused_eager.fusion_rules.spec import spec_of
 from fused_eager.fusion_rules.winograd import Winograd
 
+from fused_eager.xla import enable_x64
+
 from .errors import assert_same, lowered
 from .harness import sweep, to_jax, to_torch
 
@@ -69,7 +71,7 @@ def test_forms(geometry: str, form: str) -> None:
     def all_three(x: Any, w: Any, dy: Any) -> Any:
         return run.forward(win, x, w), run.input_grad(win, dy, w), run.weight_grad(win, x, dy)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         got = all_three(x.numpy(), w.numpy(), dy.numpy())
     for result, want in zip(got, (y, dx, dw), strict=True):
         np.testing.assert_allclose(np.asarray(result), want.numpy(), rtol=1e-9, atol=1e-9)

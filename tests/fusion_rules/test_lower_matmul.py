@@ -10,6 +10,8 @@ import torch
 from fused_eager.fusion_rules.lowering import Places, lower
 from fused_eager.fusion_rules.spec import spec_of
 
+from fused_eager.xla import enable_x64
+
 from .errors import assert_same, lowered
 from .harness import sweep, to_jax, to_torch
 
@@ -98,7 +100,7 @@ def test_a_left_operand_by_columns_is_turned_block_by_block(columns: int, dtype:
             left = x.T
             return lower(op, [*rest[:-1], left, rest[-1]], {}, out, places=Places(by_columns=[left]))[0][0]
 
-        with jax.enable_x64(True):
+        with enable_x64(True):
             arguments = [to_jax(t) for t in (base, *before, other)]
             assert "dynamic_slice" in str(jax.make_jaxpr(program)(*arguments))
             found = to_torch(jax.jit(program)(*arguments), expected)

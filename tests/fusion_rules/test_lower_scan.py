@@ -11,6 +11,8 @@ import torch
 from fused_eager.fusion_rules.lowering import NoLowering, lower
 from fused_eager.fusion_rules.spec import Spec
 
+from fused_eager.xla import enable_x64
+
 from .errors import assert_same, lowered
 from .harness import sweep
 
@@ -84,7 +86,7 @@ def test_both_forms_agree(op: Any) -> None:
         specs = tuple(Spec(tuple(w.shape), w.dtype, tuple(w.stride()), torch.device(device)) for w in want)
         return jax.jit(lambda v: lower(op, [v, 1], {}, specs)[0])(x.numpy())
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         for a, b, c in zip(run("cpu"), run("cuda"), want, strict=True):
             np.testing.assert_allclose(a, c.numpy(), rtol=1e-12)
             np.testing.assert_allclose(b, c.numpy(), rtol=1e-12)

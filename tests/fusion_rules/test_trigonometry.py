@@ -13,12 +13,14 @@ from fused_eager.fusion_rules import trigonometry
 from fused_eager.fusion_rules.trigonometry import WORTHWHILE
 from jax import lax
 
+from fused_eager.xla import enable_x64
+
 ONE = {"sin": 3.0, "cos": 3.0, "tan": 4.0, "asin": 3.0, "acos": 3.0, "atan": 3.0}  # units in the last place
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 2.0**20, 2.0**20 + 1, 1e30, -3e38]
 
 
 def run(name: str, *args: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         return np.asarray(jax.jit(getattr(trigonometry, name))(*args))
 
 
@@ -86,7 +88,7 @@ def test_all_quadrants_of_atan2() -> None:
 def test_short_floats_are_rounded_once(name: str) -> None:
     x = torch.linspace(-6, 6, 2 * WORTHWHILE).to(getattr(torch, name))
     wide = x.float().numpy()
-    with jax.enable_x64(True):
+    with enable_x64(True):
         found = jax.jit(trigonometry.sin)(jax.numpy.asarray(wide).astype(name))
         assert found.dtype == name
         assert np.array_equal(found.astype("float32"), torch.sin(x).float().numpy())
@@ -99,5 +101,5 @@ def test_where_it_does_not_pay_xla_has_its_own_way(size: int, dtype: str) -> Non
     def lowered(function: Callable[[Any], Any]) -> str:
         return jax.jit(function).lower(jax.ShapeDtypeStruct((size,), dtype)).as_text().split("{", 1)[1]
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert lowered(lambda x: trigonometry.sin(x)) == lowered(lambda x: lax.sin(x))

@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.winograd import Steps, Winograd
 from torch import nn
 
 from fused_eager import fused_eager
+from fused_eager.xla import enable_x64
 
 A = torch.ops.aten
 
@@ -36,7 +37,7 @@ def three(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, padding: tuple[int
     def run(x: Any, w: Any, dy: Any) -> Any:
         return form.forward(win, x, w), form.input_grad(win, dy, w), form.weight_grad(win, x, dy)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         return [np.asarray(t) for t in run(x.numpy(), w.numpy(), dy.numpy())], [y.numpy(), dx.numpy(), dw.numpy()]
 
 
