@@ -12,10 +12,9 @@ import torch
 
 from . import buffers
 from .borrow import borrow, borrow_again
-from .executable import device
 from .plan import Region
 from .stream import NativeInput, Node
-from .xla import enable_x64
+from .xla import device, enable_x64
 
 
 def as_array(value: Any) -> jax.Array:

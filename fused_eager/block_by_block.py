@@ -14,9 +14,10 @@ import torch
 
 from .borrow import Home, borrow, nbytes_of
 from .buffers import to_array, to_tensor
-from .executable import Executable, device
+from .executable import Executable
 from .plan import Region
 from .template import Template
+from .xla import device
 
 
 class BlockByBlock:

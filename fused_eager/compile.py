@@ -18,7 +18,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from . import row_blocks, telling, xla
 from .borrow import Home
 from .bounded import Bounded
-from .executable import Executable, Made, RunCheck, device, direct
+from .executable import Executable, Made, RunCheck, direct
 from .key import identity
 from .lower import Function
 from .plan import Region
@@ -151,7 +151,7 @@ def _tracing() -> Iterator[None]:
     """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept.
     x64 is switched on for this trace alone: the user's own JAX code keeps its setting."""
     option = getattr(jax._src.config, "traceback_in_locations_limit", None)
-    with xla.enable_x64(True), jax.default_device(device()), nullcontext() if option is None else option(0):
+    with xla.enable_x64(True), jax.default_device(xla.device()), nullcontext() if option is None else option(0):
         yield
 
 

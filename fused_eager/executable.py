@@ -7,7 +7,6 @@ the rest, never a pickle; whoever loads them must have verified where they came 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .buffers import Home
 from .heap import keep_blocks
 from .scratch import SCRATCH
-from .xla import enable_x64
+from .xla import device, enable_x64
 
 _xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
@@ -79,12 +78,6 @@ class NotPortable(Exception):
 
 class Unloadable(Exception):
     """Verified bytes that are no executable for this process; the text says why."""
-
-
-@functools.cache
-def device() -> Any:
-    """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
-    return jax.devices("cpu")[0]
 
 
 def direct(

@@ -12,12 +12,12 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from . import buffers, native, run, unwritten
 from .buffers import TABLE, Buffer, Home, storage_of
 from .calls import Foreign, Output
-from .executable import device
 from .infer import Fresh, Same
 from .opinfo import OpInfo
 from .reasons import Reason
 from .stream import DeviceInput, NativeInput, Stream
 from .trap import offset_of
+from .xla import device
 
 Tensor = torch.Tensor
 State = tuple[Any, ...]

@@ -16,11 +16,11 @@ from . import surroundings
 from .caching import Keeper
 from .canonical import to_region
 from .compile import build
-from .executable import Executable, Failure, Unloadable, device, from_blobs, to_blobs
+from .executable import Executable, Failure, Unloadable, from_blobs, to_blobs
 from .lower import NodeFailed
 from .quiet import default_dtype
 from .scratch import wanted
-from .xla import enable_x64
+from .xla import device, enable_x64
 
 
 def _default_dtype(key: Key) -> AbstractContextManager[None]:

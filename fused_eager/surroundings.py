@@ -101,7 +101,7 @@ def cpu() -> Mapping[str, Any]:
 @functools.cache
 def _of_process() -> Mapping[str, Any]:
     """What is fixed once XLA has started."""
-    device = executable.device()
+    device = xla.device()
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
@@ -158,7 +158,7 @@ def of_choice(salt: str, torch_threads: int) -> dict[str, Any]:
 def origin() -> Origin:
     """This machine, for entries to name and to be compared with. Raises Unencodable as `parts` does."""
     here = cpu()
-    return Origin(here["model"][:200], executable.device().device_kind, tuple(here["features"]))
+    return Origin(here["model"][:200], xla.device().device_kind, tuple(here["features"]))
 
 
 def versions() -> dict[str, str]:

@@ -1,11 +1,14 @@
-"""XLA: the options with which a region is compiled, whatever XLA_FLAGS say, and jax's switch for 64-bit numbers."""
+"""XLA: the device and the options that regions are compiled with, whatever XLA_FLAGS say, and jax's switch for 64-bit
+numbers."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 
@@ -22,6 +25,12 @@ _LIBRARIES: tuple[dict[str, str], ...] = (
     {},
 )
 _UNKNOWN = re.compile("No such compile option|While setting option")
+
+
+@functools.cache
+def device() -> Any:
+    """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
+    return jax.devices("cpu")[0]
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:

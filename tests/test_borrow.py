@@ -7,7 +7,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager import buffers
 from fused_eager.borrow import MAX_DIMS, borrow, borrow_again
-from fused_eager.executable import device
+from fused_eager.xla import device
 
 
 @pytest.mark.parametrize("dtype", JAX_DTYPE, ids=str)

@@ -10,7 +10,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager import buffers, trap
 from fused_eager.buffers import TABLE, storage_of
-from fused_eager.executable import device
+from fused_eager.xla import device
 
 
 @pytest.fixture(autouse=True)

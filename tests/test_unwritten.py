@@ -11,8 +11,8 @@ import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager import buffers, fused_eager, heap, sync, trap, unwritten
-from fused_eager.executable import device
 from fused_eager.trap import storage_of
+from fused_eager.xla import device
 
 N = unwritten.LEAST // 4  # floats
 
