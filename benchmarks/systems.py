@@ -69,21 +69,21 @@ def _sync() -> None:
 
 def _wait() -> None:
     """Not `sync()`, which moves what is trained to the program's own memory, for the next step to move it back."""
-    from fused_eager import run
+    from fused_eager.running import run
 
     run.wait()
 
 
 def _finish() -> None:
     """Not `sync(compiled=True)`, which would be one more boundary in a loop that is to be measured as it is."""
-    from fused_eager import background
+    from fused_eager.compiling import background
 
     background.wait()
 
 
 def _resting() -> bool:
     """Whether writing ops down waits for its share of the time."""
-    from fused_eager.allowance import ALLOWANCE
+    from fused_eager.tracing.allowance import ALLOWANCE
 
     return ALLOWANCE.resting
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import Config, OptionError
-    from .context import current_mode, fused_eager, sync
     from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue
+    from .front.context import current_mode, fused_eager, sync
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
+
+FOLDER = os.path.dirname(__file__) + os.sep  # what the files of all of it begin with
 
 # Loaded at first use, so that `python -m fused_eager doctor` can report a torch or JAX that does not import.
 _HOMES = {
@@ -30,12 +33,12 @@ _HOMES = {
     "LostValue": "errors",
     "OptionError": "config",
     "Report": "reporting.report",
-    "current_mode": "context",
+    "current_mode": "front.context",
     "expect": "reporting.expecting",
     "explain": "reporting.explaining",
-    "fused_eager": "context",
+    "fused_eager": "front.context",
     "report": "reporting.report",
-    "sync": "context",
+    "sync": "front.context",
 }
 
 __all__ = [

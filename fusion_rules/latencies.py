@@ -1,7 +1,8 @@
 """Latencies: for how many cycles a core waits for what a JAX primitive computes, in a vectorised loop of XLA:CPU.
 
-Rough figures, for they decide only where one loop becomes two (`fused_eager.stages`): those of the instructions that
-XLA's own polynomials consist of (Agner Fog, Instruction tables), checked against chains of each on a Zen 4.
+Rough figures, for they decide only where one loop becomes two (`fused_eager.lowering.stages`): those of the
+instructions that XLA's own polynomials consist of (Agner Fog, Instruction tables), checked against chains of each on a
+Zen 4.
 """
 
 from __future__ import annotations

@@ -18,10 +18,12 @@ import jax
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.caching import keeper
+from fused_eager.choosing import pace, stretch
+from fused_eager.compiling.caching import keeper
 from fused_eager.config import resolve
-from fused_eager.events import LOG
-from fused_eager.threads import current_door
+from fused_eager.front import aside
+from fused_eager.front.threads import current_door
+from fused_eager.log.events import LOG
 
 JAX_EVENTS: Counter[str] = Counter()
 
@@ -83,8 +85,8 @@ def gpt(steps: int = 2) -> Any:
 
 def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     """A loop with one read, on a clock that only passes as it is told to: whether each round ran natively."""
-    clocks = [importlib.import_module(f"fused_eager.{name}") for name in ("pace", "stretch", "aside")]
     clock, real = types.SimpleNamespace(now=0.0), time
+    clocks: tuple[Any, ...] = (pace, stretch, aside)
     for module in clocks:
         module.time = types.SimpleNamespace(perf_counter=lambda: clock.now)
     door = current_door()
@@ -112,7 +114,7 @@ def main(name: str, slower: float) -> None:
     jax.monitoring.register_event_duration_secs_listener(_count)
     torch.set_num_threads(1)
     if slower:
-        compiling = importlib.import_module("fused_eager.compile")
+        compiling = importlib.import_module("fused_eager.compiling.compile")
         build = compiling.build
 
         def slow(*args: Any) -> Any:

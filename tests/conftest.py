@@ -34,8 +34,10 @@ from itertools import count  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager import aside, load, mappings  # noqa: E402
-from fused_eager.allowance import ALLOWANCE  # noqa: E402
+from fused_eager.front import aside  # noqa: E402
+from fused_eager.memory import mappings  # noqa: E402
+from fused_eager.running import load  # noqa: E402
+from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
 
 from .known_gaps import reason_for  # noqa: E402
 

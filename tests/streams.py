@@ -16,33 +16,28 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import (
-    allowance,
-    fused_eager,
-    hotness,
-    lengths,
-    load,
-    opinfo,
-    row_blocks,
-    scratch,
-    stages,
-    template,
-    trace,
-)
-from fused_eager.allowance import Allowance
-from fused_eager.buffers import TABLE, Home
-from fused_eager.events import LOG, Event
-from fused_eager.load import homes_of_values
-from fused_eager.plan import Region, make_plan
-from fused_eager.reasons import Reason
-from fused_eager.run import flush
-from fused_eager.stream import Node, Ref, Result, Stream, Use
-from fused_eager.threads import current_door
+from fused_eager import fused_eager
+from fused_eager.choosing import hotness
+from fused_eager.compiling import lengths, template
+from fused_eager.front.threads import current_door
+from fused_eager.log.events import LOG, Event
+from fused_eager.log.reasons import Reason
+from fused_eager.lowering import row_blocks, stages
+from fused_eager.memory import scratch
+from fused_eager.memory.buffers import TABLE, Home
+from fused_eager.planning.plan import Region, make_plan
+from fused_eager.running import load
+from fused_eager.running.load import homes_of_values
+from fused_eager.running.run import flush
+from fused_eager.tracing import allowance, opinfo, trace
+from fused_eager.tracing.allowance import Allowance
+from fused_eager.tracing.stream import Node, Ref, Result, Stream, Use
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 HOME: Home = (torch.float32, (8,))
 END = Reason("cut.exit")
+CLOCKS = ("choosing.pace", "choosing.stretch", "front.aside")  # who looks at the clock to choose a way
 
 
 def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import allowance, background, current_mode, fused_eager, hotness, intercept, sync, trace, witness
-from fused_eager.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
-from fused_eager.events import LOG
+from fused_eager import current_mode, fused_eager, sync
+from fused_eager.choosing import hotness
+from fused_eager.compiling import background
+from fused_eager.front import intercept
+from fused_eager.front.threads import current_door
+from fused_eager.log.events import LOG
 from fused_eager.quiet import stack
-from fused_eager.threads import current_door
+from fused_eager.recording import witness
+from fused_eager.tracing import allowance, trace
+from fused_eager.tracing.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
 from tests.streams import events, forget_pending, forget_shapes, open_stream
 
 COST = 1e-3  # seconds that writing an op down, or following it, takes here

@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fused_eager import fused_eager, pace, report, stretch, sync
-from fused_eager.aside import LOOKED_AT, READS, Turns
+from fused_eager import fused_eager, report, sync
+from fused_eager.choosing import pace, stretch
+from fused_eager.choosing.stretch import SAMPLES, Stretch
+from fused_eager.front.aside import LOOKED_AT, READS, Turns
+from fused_eager.front.threads import current_door
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
-from fused_eager.stretch import SAMPLES, Stretch
-from fused_eager.threads import current_door
-from tests.streams import stable_shapes
+from tests.streams import CLOCKS, stable_shapes
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def native_wins_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _native_wins(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
     clock = Ticking()
-    for module in ("pace", "stretch", "aside"):
+    for module in CLOCKS:
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)
 
     def choose(self: Stretch) -> bool:
@@ -402,9 +403,9 @@ def test_of_turns_that_come_fast_few_are_looked_at(
             look(turn)
 
         door.step_aside(door.waits_for, 1.0)
-        monkeypatch.setattr("fused_eager.aside.GLANCE", 1.0)
-        monkeypatch.setattr("fused_eager.aside.time", clock)
-        monkeypatch.setattr("fused_eager.readers.perf_counter", clock.perf_counter)
+        monkeypatch.setattr("fused_eager.front.aside.GLANCE", 1.0)
+        monkeypatch.setattr("fused_eager.front.aside.time", clock)
+        monkeypatch.setattr("fused_eager.front.readers.perf_counter", clock.perf_counter)
         monkeypatch.setattr(door, "stood_aside", stood_aside)
         monkeypatch.setattr(door, "_until", 1e9)
         for late in [0.125] * (LOOKED_AT + 24) + [2.0]:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import background, compile, fused_eager, load, report, sync
-from fused_eager.events import LOG
-from fused_eager.hotness import PATIENCE, VARIANTS
+from fused_eager import fused_eager, report, sync
+from fused_eager.choosing.hotness import PATIENCE, VARIANTS
+from fused_eager.compiling import background, compile
+from fused_eager.log.events import LOG
 from fused_eager.reporting.expecting import expect
+from fused_eager.running import load
 from tests.streams import events, stable_shapes
 
 
@@ -287,7 +289,8 @@ def test_a_process_ends_soon_and_cleanly() -> None:
     """The queue is dropped; what XLA is doing is waited for, because a process that ends under it would crash."""
     program = """
 import torch
-from fused_eager import background, compile, fused_eager
+from fused_eager import fused_eager
+from fused_eager.compiling import background, compile
 begun, build = [], compile.build
 def slow(*args):
     begun.append(1)

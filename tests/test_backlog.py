@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.backlog import AHEAD, BACKLOG, Backlog, Launch
+from fused_eager.running.backlog import AHEAD, BACKLOG, Backlog, Launch
 from tests.streams import flush_now, stable_shapes
 
 

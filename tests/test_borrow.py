@@ -5,8 +5,8 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager import buffers
-from fused_eager.borrow import MAX_DIMS, borrow, borrow_again
+from fused_eager.memory import buffers
+from fused_eager.memory.borrow import MAX_DIMS, borrow, borrow_again
 from fused_eager.xla import device
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager import buffers, trap
-from fused_eager.buffers import TABLE, storage_of
+from fused_eager.memory import buffers, trap
+from fused_eager.memory.buffers import TABLE, storage_of
 from fused_eager.xla import device
 
 

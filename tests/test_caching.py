@@ -21,10 +21,12 @@ import torch
 from fused_eager.cache import generate
 from fused_eager.fusion_rules.lowering import NoLowering
 
-from fused_eager import OptionError, caching, executable, fused_eager, surroundings, trace
-from fused_eager import compile as compiling
-from fused_eager import load as loading
+from fused_eager import OptionError, fused_eager
 from fused_eager.bounded import Bounded
+from fused_eager.compiling import caching, executable, surroundings
+from fused_eager.compiling import compile as compiling
+from fused_eager.running import load as loading
+from fused_eager.tracing import trace
 from tests.cached_program import small
 from tests.streams import events, forget_shapes, open_stream
 
@@ -171,7 +173,7 @@ def test_a_store_s_threads_do_not_cut_the_program_s_stream(tmp_path: Path) -> No
 
 
 def test_an_op_without_a_lowering_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fused_eager import lower as lowering
+    from fused_eager.lowering import lower as lowering
 
     real, asked = lowering.lower, []
 

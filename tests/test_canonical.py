@@ -16,13 +16,15 @@ from fused_eager.cache import Key, Unencodable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_eager import executable, forms, lower
-from fused_eager.arguments import as_array
-from fused_eager.buffers import Home
-from fused_eager.canonical import to_parts, to_region
-from fused_eager.compile import build
-from fused_eager.plan import Region
-from fused_eager.stream import Ref
+from fused_eager.compiling import executable
+from fused_eager.compiling.canonical import to_parts, to_region
+from fused_eager.compiling.compile import build
+from fused_eager.lowering import lower
+from fused_eager.memory.buffers import Home
+from fused_eager.planning import forms
+from fused_eager.planning.plan import Region
+from fused_eager.running.arguments import as_array
+from fused_eager.tracing.stream import Ref
 from tests.streams import END, HOME, lowered_by, node, recorded
 from tests.test_key import BASE, DIFFERENT, x
 

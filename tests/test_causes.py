@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fused_eager import causes, fused_eager
-from fused_eager.causes import Compiled, Memory
-from fused_eager.site import Site
+from fused_eager import fused_eager
+from fused_eager.compiling import causes
+from fused_eager.compiling.causes import Compiled, Memory
+from fused_eager.log.site import Site
 from tests.streams import events, stable_shapes
 
 F32 = torch.float32

@@ -12,11 +12,13 @@ import pytest
 import torch
 from fused_eager.cache import generate
 
-from fused_eager import caching, choices, load, pace, surroundings
-from fused_eager.choices import Absurd, from_bytes, to_bytes
-from fused_eager.cli import main
-from fused_eager.pace import FLUSHES
-from fused_eager.stretch import AGAIN, SAMPLES, SURPRISES, Choice
+from fused_eager.choosing import pace
+from fused_eager.choosing.pace import FLUSHES
+from fused_eager.choosing.stretch import AGAIN, SAMPLES, SURPRISES, Choice
+from fused_eager.commands.cli import main
+from fused_eager.compiling import caching, surroundings
+from fused_eager.running import choices, load
+from fused_eager.running.choices import Absurd, from_bytes, to_bytes
 from tests.cached_program import paced, small
 from tests.streams import events, open_stream
 from tests.test_caching import _machine, child, own_process, run

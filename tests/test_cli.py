@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fused_eager as package
-from fused_eager import cli, launch
+from fused_eager.commands import cli, launch
 
 # What a program can see of how it was started.
 PROBE = """
@@ -206,7 +206,7 @@ def test_an_error_in_our_own_code_keeps_its_frames(monkeypatch: pytest.MonkeyPat
 def test_every_command_is_a_row_with_a_main() -> None:
     assert len({command.name for command in cli.COMMANDS}) == len(cli.COMMANDS)
     for command in cli.COMMANDS:
-        assert callable(importlib.import_module(command.module).main)
+        assert callable(importlib.import_module(f"fused_eager.{command.module}").main)
         assert f"  {command.name} " in cli.usage("x") and command.help in cli.usage("x")
 
 
@@ -219,9 +219,9 @@ def test_help_wrong_commands_and_dispatch(
     assert "usage:" in capsys.readouterr().err
     assert cli.main(["docter"]) == 2
     assert "did you mean 'doctor'?" in capsys.readouterr().err
-    module = types.ModuleType("later")
+    module = types.ModuleType("fused_eager.later")
     module.main = lambda argv, prog: len(argv) if prog.endswith(" later") else -1  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "later", module)
+    monkeypatch.setitem(sys.modules, "fused_eager.later", module)
     monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, cli.Command("later", "later", "a later one")))
     assert cli.main(["later", "--help", "x"]) == 2
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 
-from fused_eager import compile as compiling
 from fused_eager import fused_eager, xla
-from fused_eager.arguments import as_array
 from fused_eager.bounded import Bounded
-from fused_eager.compile import load_or_compile, region_name
-from fused_eager.lower import NodeFailed
-from fused_eager.plan import Region
-from fused_eager.stream import Node
+from fused_eager.compiling import compile as compiling
+from fused_eager.compiling.compile import load_or_compile, region_name
+from fused_eager.lowering.lower import NodeFailed
+from fused_eager.planning.plan import Region
+from fused_eager.running.arguments import as_array
+from fused_eager.tracing.stream import Node
 from tests.streams import END, HOME, aten, events, node
 
 

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import background, contest, fused_eager, pace, report
-from fused_eager.contest import Call, islands
-from fused_eager.stream import Node
-from fused_eager.stretch import Choice
+from fused_eager import fused_eager, report
+from fused_eager.choosing import pace
+from fused_eager.choosing.stretch import Choice
+from fused_eager.compiling import background
+from fused_eager.running import contest
+from fused_eager.running.contest import Call, islands
+from fused_eager.tracing.stream import Node
 from tests.streams import aten, events, node, recorded
 from tests.test_caching import finish_writing, own_process
 

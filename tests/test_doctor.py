@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fused_eager.cache import default_root
 
-from fused_eager import doctor
-from fused_eager.doctor import CHECKS, Facts, describe, findings, gather, version_of
+from fused_eager.commands import doctor
+from fused_eager.commands.doctor import CHECKS, Facts, describe, findings, gather, version_of
 
 GOOD = Facts(
     python="3.11.7",
@@ -132,9 +132,9 @@ def test_gather_finds_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = types.ModuleType("fused_eager.trap")
+    trap = types.ModuleType("fused_eager.memory.trap")
     trap.self_test = lambda: "reads of pending memory are not seen"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fused_eager.trap", trap)
+    monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
     monkeypatch.setenv("FUSED_EAGER_MODE", "fast")
     monkeypatch.setattr(doctor, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
     facts = gather()
@@ -147,9 +147,9 @@ def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = types.ModuleType("fused_eager.trap")
+    trap = types.ModuleType("fused_eager.memory.trap")
     trap.self_test = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fused_eager.trap", trap)
+    monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
     facts = gather()
     assert "storage trap" not in facts.failures
     assert any(line.split() == ["storage", "trap", "works"] for line in describe(facts, ()).splitlines())

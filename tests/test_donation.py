@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fused_eager import compile as compiling
-from fused_eager import fused_eager, load
-from fused_eager.donation import pairs
-from fused_eager.executable import Made
-from fused_eager.plan import Region
-from fused_eager.stream import Node
+from fused_eager import fused_eager
+from fused_eager.compiling import compile as compiling
+from fused_eager.compiling.executable import Made
+from fused_eager.planning.donation import pairs
+from fused_eager.planning.plan import Region
+from fused_eager.running import load
+from fused_eager.tracing.stream import Node
 from tests.streams import HOME, all_rows_in_blocks, aten, flush_now, node
 
 ADD, RELU = aten.add.Tensor, aten.relu.default

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fused_eager.events import LOG, OWED, Event, EventLog
+from fused_eager.log.events import LOG, OWED, Event, EventLog
 
 
 def test_events_are_kept_in_order_and_counted() -> None:

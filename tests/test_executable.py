@@ -11,8 +11,17 @@ import pytest
 import torch
 from fused_eager.fusion_rules import turning
 
-from fused_eager import executable
-from fused_eager.executable import Executable, Failure, NotPortable, RunCheck, Unloadable, direct, from_blobs, to_blobs
+from fused_eager.compiling import executable
+from fused_eager.compiling.executable import (
+    Executable,
+    Failure,
+    NotPortable,
+    RunCheck,
+    Unloadable,
+    direct,
+    from_blobs,
+    to_blobs,
+)
 from fused_eager.xla import enable_x64
 
 OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]

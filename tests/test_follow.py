@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fused_eager import follow, follower, fused_eager, record, sync, trace
+from fused_eager import follower, fused_eager, sync
 from fused_eager.follower import build
+from fused_eager.recording import follow, record
+from fused_eager.tracing import trace
 
 Body = Callable[[int], torch.Tensor]
 

@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import follower as bench
 from benchmarks.workloads import WORKLOADS
-from fused_eager import follower, fused_eager, load, site, sync
+from fused_eager import follower, fused_eager, sync
 from fused_eager.config import OptionError, resolve
-from fused_eager.events import LOG
 from fused_eager.follower import build
-from fused_eager.stream import Stream
+from fused_eager.log import site
+from fused_eager.log.events import LOG
+from fused_eager.running import load
+from fused_eager.tracing.stream import Stream
 
 from .streams import events, forget_pending, open_stream
 from .suites import optimizers
@@ -377,7 +379,7 @@ def test_a_gradient_has_the_line_of_its_op_although_that_was_followed(follower: 
 
 
 def test_the_time_that_following_takes_is_measured() -> None:
-    from fused_eager import measuring
+    from fused_eager.compiling import measuring
 
     with fused_eager(follower="compiled"):
         settled(lambda: program(X, W))

@@ -10,9 +10,13 @@ import sys
 import pytest
 import torch
 
-from fused_eager import background, fused_eager, heap, pace, run
-from fused_eager.heap import EVERY, GROWN, PART, ROOM, Watch
-from fused_eager.stretch import Stretch
+from fused_eager import fused_eager
+from fused_eager.choosing import pace
+from fused_eager.choosing.stretch import Stretch
+from fused_eager.compiling import background
+from fused_eager.memory import heap
+from fused_eager.memory.heap import EVERY, GROWN, PART, ROOM, Watch
+from fused_eager.running import run
 from tests.streams import open_stream
 
 MB = 1 << 20
@@ -159,7 +163,7 @@ import ctypes
 import resource
 import threading
 
-from fused_eager import heap
+from fused_eager.memory import heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -210,7 +214,7 @@ def test_a_heap_with_nothing_left_in_it_is_kept() -> None:
 @glibc
 def test_blocks_are_kept_up_to_the_size_that_is_promised() -> None:
     assert _faults(BLOCKS) < 100
-    assert _faults("from fused_eager import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
+    assert _faults("from fused_eager.memory import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
 
 
 @glibc

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fused_eager import background, fused_eager, sync
-from fused_eager.hotness import LONGEST, PATIENCE, SIGHTINGS, SINGLES, SPELL, VARIANTS, Skeletons, Spell
+from fused_eager import fused_eager, sync
+from fused_eager.choosing.hotness import LONGEST, PATIENCE, SIGHTINGS, SINGLES, SPELL, VARIANTS, Skeletons, Spell
+from fused_eager.compiling import background
 from tests.streams import events, open_stream, stable_shapes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fused_eager.cache import generate
 
-from fused_eager import caching, executable
-from fused_eager.cli import main
+from fused_eager.commands.cli import main
+from fused_eager.compiling import caching, executable
 from tests.cached_program import lapack, small
 from tests.test_caching import ROOT, own_process, run
 

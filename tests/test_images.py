@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fused_eager import fused_eager, lower
-from fused_eager.images import Images
-from fused_eager.plan import Region
-from fused_eager.stream import Node, Use
+from fused_eager import fused_eager
+from fused_eager.lowering import lower
+from fused_eager.lowering.images import Images
+from fused_eager.planning.plan import Region
+from fused_eager.tracing.stream import Node, Use
 from tests.streams import END, aten, geometry, node
 
 CONVOLUTION = aten.convolution.default

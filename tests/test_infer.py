@@ -11,9 +11,9 @@ from fused_eager.fusion_rules.lowering import leaves
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fused_eager import infer as module
-from fused_eager.infer import Fresh, Inferred, Same, Unknown, infer
-from fused_eager.opinfo import Kind, info_of
+from fused_eager.tracing import infer as module
+from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
+from fused_eager.tracing.opinfo import Kind, info_of
 
 aten = torch.ops.aten
 

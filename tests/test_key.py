@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager.key import identity
-from fused_eager.plan import make_plan
+from fused_eager.compiling.key import identity
+from fused_eager.planning.plan import make_plan
 from tests.streams import END, HOME, node, recorded
 
 

@@ -68,6 +68,55 @@ def test_imports_run_one_way(path: Path) -> None:
     assert violations(path.read_text(), path.relative_to(ROOT).parts[0]) == []
 
 
+# The packages of the runtime, each of which may import those before it. A module beside them, in fused_eager/ itself,
+# is for all. What is imported for its types alone, or inside a function, may be of any.
+PACKAGES = (
+    *("log", "choosing", "memory", "tracing", "planning", "lowering", "compiling", "follower", "running", "recording"),
+    *("front", "reporting", "commands"),
+)
+RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name != "__main__.py"]
+
+
+def upward(source: str, package: str) -> list[str]:
+    """The imports of a module of `package`, "" for fused_eager itself, that its loading needs of a later one."""
+    before = PACKAGES[: PACKAGES.index(package) + 1] if package else ()
+    deferred = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse(source)
+    tree.body = [s for s in tree.body if not (isinstance(s, ast.If) and "TYPE_CHECKING" in ast.unparse(s.test))]
+    for node in ast.walk(tree):
+        if isinstance(node, deferred):
+            node.body = [ast.Pass()]
+    found = imports(ast.unparse(tree), f"fused_eager.{package}" if package else "fused_eager")
+    named = [(name, name.split(".")[1]) for _, name in found if name.startswith("fused_eager.")]
+    return [name for name, of in named if of in PACKAGES and of not in before]
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=short)
+def test_packages_of_the_runtime_import_those_before_them(path: Path) -> None:
+    assert upward(path.read_text(), ".".join(path.relative_to(ROOT / "fused_eager").parts[:-1])) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "line", "count"),
+    [
+        ("memory", "from ..tracing.stream import Node", 1),
+        ("memory", "from .. import quiet, running", 1),
+        ("memory", "class C:\n    from fused_eager.front import context", 1),
+        ("", "from .log.events import LOG", 1),
+        ("memory", "from ..log.events import LOG\nfrom . import trap\nfrom ..xla import device", 0),
+        ("memory", "if TYPE_CHECKING:\n    from ..tracing.stream import Node", 0),
+        ("memory", "def f():\n    from ..front import context", 0),
+        ("front", "from fused_eager.fusion_rules.spec import Spec", 0),
+    ],
+)
+def test_an_import_of_a_later_package_is_seen(package: str, line: str, count: int) -> None:
+    assert len(upward(line, package)) == count
+
+
+def test_each_folder_of_the_runtime_has_its_place_in_the_order() -> None:
+    assert {path.parent.name for path in RUNTIME} == {"fused_eager", *PACKAGES}
+
+
 @pytest.mark.parametrize(
     ("folder", "line"),
     [

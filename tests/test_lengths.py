@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fused_eager import fused_eager, load, sync
-from fused_eager.events import Event
-from fused_eager.template import _is_same
+from fused_eager import fused_eager, sync
+from fused_eager.compiling.template import _is_same
+from fused_eager.log.events import Event
+from fused_eager.running import load
 from tests.streams import all_lengths_large, events
 
 Tensor = torch.Tensor

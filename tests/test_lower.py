@@ -11,9 +11,9 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import EXCEPTIONS, Context, LoweringError
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager.lower import Function, NodeFailed
-from fused_eager.plan import Region
-from fused_eager.stream import Hole, Node, Ref, Result, Use
+from fused_eager.lowering.lower import Function, NodeFailed
+from fused_eager.planning.plan import Region
+from fused_eager.tracing.stream import Hole, Node, Ref, Result, Use
 from fused_eager.xla import enable_x64
 from tests.streams import CPU, END, HOME, aten, geometry, lowered_by, node
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused_eager import fused_eager, mappings
+from fused_eager import fused_eager
+from fused_eager.memory import mappings
 from tests.streams import events, stable_shapes
 
 OPS = (torch.sin, torch.exp, torch.tanh, torch.neg, torch.abs)

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fused_eager import fused_eager, measuring
-from fused_eager.intercept import FrontDoor
+from fused_eager import fused_eager
+from fused_eager.compiling import measuring
+from fused_eager.front.intercept import FrontDoor
+from fused_eager.front.threads import current_door
 from fused_eager.reporting.writer import want_details
-from fused_eager.threads import current_door
 from tests.streams import events, stable_shapes
 
 

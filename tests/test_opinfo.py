@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fused_eager.opinfo import Kind, info_of
+from fused_eager.tracing.opinfo import Kind, info_of
 
 aten = torch.ops.aten
 

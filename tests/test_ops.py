@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused_eager import ops
+from fused_eager.commands import ops
 
 PAGE = (Path(__file__).parent.parent / "docs" / "ops.md").read_text()
 # One entry of each kind, and a few that must stay lowered.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fused_eager import fused_eager
-from fused_eager.canonical import to_parts
+from fused_eager.compiling.canonical import to_parts
 from tests.streams import events, recorded
 
 Graph = list[tuple[str, tuple[int, ...]]]

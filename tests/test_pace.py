@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import fused_eager, pace
-from fused_eager.hotness import VARIANTS
-from fused_eager.pace import Pace
-from fused_eager.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Stretch
+from fused_eager import fused_eager
+from fused_eager.choosing import pace
+from fused_eager.choosing.hotness import VARIANTS
+from fused_eager.choosing.pace import Pace
+from fused_eager.choosing.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Stretch
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)

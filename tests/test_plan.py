@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fused_eager.errors import ValidationError
-from fused_eager.plan import Plan, Region, make_plan, validate
-from fused_eager.stream import Node
+from fused_eager.planning.plan import Plan, Region, make_plan, validate
+from fused_eager.tracing.stream import Node
 from tests.streams import END, HOME, aten, node
 
 OTHER = (torch.float32, (3,))

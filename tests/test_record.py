@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fused_eager import calls, fused_eager, record, site
-from fused_eager.buffers import buffer_of
-from fused_eager.opinfo import info_of
-from fused_eager.stream import DeviceInput, Hole, NativeInput
+from fused_eager import fused_eager
+from fused_eager.log import site
+from fused_eager.memory.buffers import buffer_of
+from fused_eager.recording import record
+from fused_eager.tracing import calls
+from fused_eager.tracing.opinfo import info_of
+from fused_eager.tracing.stream import DeviceInput, Hole, NativeInput
 from tests.semantics.programs import in_process
 from tests.streams import flush_now, forget_pending, open_stream
 

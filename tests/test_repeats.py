@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fused_eager import causes, compile, fused_eager, report, trace
+from fused_eager import fused_eager, report
 from fused_eager.bounded import Bounded
-from fused_eager.buffers import Home
-from fused_eager.plan import Plan, make_plan, validate
-from fused_eager.repeats import LEAST, PART, Repeat, longest
-from fused_eager.stream import Node
+from fused_eager.compiling import causes, compile
+from fused_eager.memory.buffers import Home
+from fused_eager.planning.plan import Plan, make_plan, validate
+from fused_eager.planning.repeats import LEAST, PART, Repeat, longest
+from fused_eager.tracing import trace
+from fused_eager.tracing.stream import Node
 from tests.streams import END, HOME, aten, events, node
 
 BIG: Home = (torch.float32, (64,))

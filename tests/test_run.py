@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import LostValue, arguments, fused_eager, run, sync
-from fused_eager.backlog import BACKLOG
-from fused_eager.buffers import TABLE, buffer_of, storage_of
-from fused_eager.stream import DeviceInput
+from fused_eager import LostValue, fused_eager, sync
+from fused_eager.memory.buffers import TABLE, buffer_of, storage_of
+from fused_eager.running import arguments, run
+from fused_eager.running.backlog import BACKLOG
+from fused_eager.tracing.stream import DeviceInput
 from tests.streams import events, flush_now, forget_pending, open_stream, passing_for_aten, stable_shapes
 
 
@@ -251,7 +252,7 @@ def test_a_lost_tensor_can_be_given_a_new_value() -> None:
 
 
 def test_the_compiler_s_failure_is_not_the_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fused_eager import compile as compiling
+    from fused_eager.compiling import compile as compiling
 
     def refuse(*args: Any) -> Any:
         raise RuntimeError("UNIMPLEMENTED: the compiler cannot do this")

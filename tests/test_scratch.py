@@ -14,11 +14,13 @@ import pytest
 import torch
 import torch.utils.dlpack
 
-from fused_eager import fused_eager, load, scratch, sync
-from fused_eager.cli import main
-from fused_eager.events import LOG
-from fused_eager.plan import make_plan
-from fused_eager.scratch import SCRATCH, wanted
+from fused_eager import fused_eager, sync
+from fused_eager.commands.cli import main
+from fused_eager.log.events import LOG
+from fused_eager.memory import scratch
+from fused_eager.memory.scratch import SCRATCH, wanted
+from fused_eager.planning.plan import make_plan
+from fused_eager.running import load
 from tests.streams import END, HOME, all_results_large, flush_now, node
 from tests.test_caching import own_process, run
 

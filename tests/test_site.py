@@ -7,7 +7,8 @@ import sys
 
 import torch
 
-from fused_eager import fused_eager, site
+from fused_eager import fused_eager
+from fused_eager.log import site
 from tests.streams import open_stream
 
 

@@ -16,10 +16,11 @@ from fused_eager.fusion_rules.elementwise import elementwise
 from fused_eager.fusion_rules.rowwise import ELEMENTWISE, Rows
 from jax import lax
 
-from fused_eager import fused_eager, row_blocks, stages, sync
-from fused_eager.row_blocks import Blocked, in_blocks
-from fused_eager.stages import Stages, planned, stored
-from fused_eager.straight_line import Program, flatten
+from fused_eager import fused_eager, sync
+from fused_eager.lowering import row_blocks, stages
+from fused_eager.lowering.row_blocks import Blocked, in_blocks
+from fused_eager.lowering.stages import Stages, planned, stored
+from fused_eager.lowering.straight_line import Program, flatten
 from fused_eager.xla import enable_x64
 from tests.streams import all_rows_in_blocks, events
 from tests.test_row_blocks import agree

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 from fused_eager.cache import Key, Unencodable
 
-from fused_eager import surroundings
+from fused_eager.compiling import surroundings
 from fused_eager.quiet import default_dtype
 
 
@@ -114,7 +115,7 @@ def test_what_does_not_matter_is_not_in_the_key() -> None:
 def test_flags_that_xla_has_read_count_even_if_the_variable_is_gone() -> None:
     code = (
         "import os, jax; jax.devices(); del os.environ['XLA_FLAGS']\n"
-        "from fused_eager import surroundings\nprint(surroundings.parts(True, '')['xla_options'])"
+        "from fused_eager.compiling import surroundings\nprint(surroundings.parts(True, '')['xla_options'])"
     )
     found = set()
     for isa in ("AVX2", "SSE4_2"):
@@ -123,15 +124,18 @@ def test_flags_that_xla_has_read_count_even_if_the_variable_is_gone() -> None:
     assert len(found) == 2
 
 
-def test_the_source_of_every_lowering_is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "module"), [("fusion_rules", "lower_norm"), ("lowering", "stages")])
+def test_the_source_of_every_lowering_is_in_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
     before = surroundings.lowering_digest()
-    folder = Path(surroundings.fusion_rules.__file__).parent
-    for path in folder.glob("*.py"):
+    package: types.ModuleType = getattr(surroundings, name)
+    for path in Path(str(package.__file__)).parent.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(surroundings.fusion_rules, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "__init__.py"))
     surroundings.lowering_digest.cache_clear()
     assert surroundings.lowering_digest() == before  # where it lies does not matter
-    with open(tmp_path / "lower_norm.py", "a") as out:
+    with open(tmp_path / f"{module}.py", "a") as out:
         out.write("\n")
     surroundings.lowering_digest.cache_clear()
     assert surroundings.lowering_digest() != before
@@ -148,9 +152,10 @@ def test_what_lowering_imports_is_in_the_digest_but_for_types(monkeypatch: pytes
     monkeypatch.setattr(Path, "read_bytes", watched)
     surroundings.lowering_digest.cache_clear()
     surroundings.lowering_digest()
-    tree = ast.parse(Path(surroundings.lower.__file__).read_text())
-    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 1}
-    assert {"images"} <= imported
+    trees = [ast.parse(path.read_text()) for path in Path(surroundings.lowering.__file__).parent.glob("*.py")]
+    found = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+    imported = {str(n.module).rpartition(".")[2] for n in found}
+    assert {"images", "stages", "xla"} <= imported
     assert imported - {"plan", "stream"} <= read
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fused_eager import fused_eager, load, xla
-from fused_eager.buffers import Home
-from fused_eager.plan import Plan, make_plan, validate
-from fused_eager.stream import Node
-from fused_eager.temporaries import boundaries, room
+from fused_eager import fused_eager, xla
+from fused_eager.memory.buffers import Home
+from fused_eager.planning.plan import Plan, make_plan, validate
+from fused_eager.planning.temporaries import boundaries, room
+from fused_eager.running import load
+from fused_eager.tracing.stream import Node
 from tests.streams import END, aten, events, node
 
 QUARTER: Home = (torch.float32, (room() // 16,))  # there is room for four of these
@@ -123,7 +124,7 @@ def test_a_training_step_is_trained_in_parts_that_take_no_more(name: str, monkey
     most, allowed = max(taken), 4 * math.prod(shape) * 8  # bytes of four values of the net
     load.forget()
     taken.clear()
-    monkeypatch.setattr("fused_eager.temporaries.room", lambda: allowed * 3 // 4)
+    monkeypatch.setattr("fused_eager.planning.temporaries.room", lambda: allowed * 3 // 4)
     with events("plan") as seen, fused_eager(mode="fused"):
         ours = train()
     assert any("region.memory" in str(e.data) for e in seen)

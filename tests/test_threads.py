@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, progress
-from fused_eager.buffers import buffer_of
+from fused_eager.memory.buffers import buffer_of
 
 
 def old_pool() -> ThreadPoolExecutor:

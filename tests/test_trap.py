@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fused_eager import trap
+from fused_eager.memory import trap
 
 ACCESSES: dict[str, Callable[[torch.Tensor], object]] = {
     "read by an op": lambda x: x + 1,

@@ -10,8 +10,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 
-from fused_eager import calls, fused_eager, infer, uniform
-from fused_eager.opinfo import info_of
+from fused_eager import fused_eager
+from fused_eager.tracing import calls, infer, uniform
+from fused_eager.tracing.opinfo import info_of
 from tests.streams import stable_shapes
 
 aten = torch.ops.aten

@@ -10,8 +10,9 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager import buffers, fused_eager, heap, sync, trap, unwritten
-from fused_eager.trap import storage_of
+from fused_eager import fused_eager, sync
+from fused_eager.memory import buffers, heap, trap, unwritten
+from fused_eager.memory.trap import storage_of
 from fused_eager.xla import device
 
 N = unwritten.LEAST // 4  # floats
@@ -133,7 +134,7 @@ def test_pending_values_take_no_memory() -> None:
 def test_touching_it_without_torch_ends_the_process_and_reads_nothing() -> None:
     program = (
         "import ctypes, torch\n"
-        "from fused_eager import unwritten\n"
+        "from fused_eager.memory import unwritten\n"
         f"t = unwritten.tensor(({N},), (1,), torch.float32, {4 * N})\n"
         "print(ctypes.string_at(unwritten.address(), 4))\n"
     )

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import fused_eager as fe
-from fused_eager import fused_eager, vacate
-from fused_eager.buffers import TABLE, storage_of
-from fused_eager.events import LOG
+from fused_eager import fused_eager
+from fused_eager.log.events import LOG
+from fused_eager.memory.buffers import TABLE, storage_of
+from fused_eager.running import vacate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
 N = 2 * vacate.LEAST // 4

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import background, fused_eager, pace, stretch
-from fused_eager.aside import Turns
-from fused_eager.stretch import AGAIN, LOSS, SOON, Stretch
-from fused_eager.threads import current_door
-from fused_eager.whole import TIMED, Whole
-from tests.streams import events
+from fused_eager import fused_eager
+from fused_eager.choosing import pace, stretch
+from fused_eager.choosing.stretch import AGAIN, LOSS, SOON, Stretch
+from fused_eager.choosing.whole import TIMED, Whole
+from fused_eager.compiling import background
+from fused_eager.front.aside import Turns
+from fused_eager.front.threads import current_door
+from tests.streams import CLOCKS, events
 
 LINE = ("f.py", 1)
 
@@ -185,7 +187,7 @@ def test_a_loop_of_two_stretches_ends_up_on_the_faster_way_of_all(
     pace.forget()
     monkeypatch.setattr(stretch, "FACTOR", math.inf)
     clock = Costs()
-    for module in ("pace", "stretch", "aside"):
+    for module in CLOCKS:
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)
 
     def choose(self: Stretch) -> bool:

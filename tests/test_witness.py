@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import background, fused_eager, island, load, sync, trace
-from fused_eager.buffers import buffer_of, storage_of
-from fused_eager.trap import is_armed
+from fused_eager import fused_eager, sync
+from fused_eager.compiling import background
+from fused_eager.memory.buffers import buffer_of, storage_of
+from fused_eager.memory.trap import is_armed
+from fused_eager.running import island, load
+from fused_eager.tracing import trace
 from tests.streams import events, forget_shapes, open_stream
 from tests.test_follow import counted
 
@@ -324,7 +327,7 @@ def test_draws_are_those_of_eager() -> None:
 
 
 def test_an_interrupt_in_a_witnessed_op_leaves_everything_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fused_eager import witness
+    from fused_eager.recording import witness
 
     x = torch.arange(10.0)
     with auto():

@@ -1,8 +1,8 @@
 """The compiled follower: ops that come again are followed in C++ (`kernels.cpp`), where there is a compiler.
 
 It does what `follow` does, on the same objects, in a quarter of the time; what it declines goes to Python, which stays
-the whole truth about recording. It is built once, in the background (`build`), and taken up (`connection`) where no op
-of this thread is under way. Until then, and where nothing can be built, everything is as it is without.
+the whole truth about recording. It is built once, in the background (`build`), and taken up (`front.connection`) where
+no op of this thread is under way. Until then, and where nothing can be built, everything is as it is without.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import threading
 import time
 from types import ModuleType
 
-from fused_eager import background, pace, progress
-from fused_eager.config import Config
-from fused_eager.events import LOG
-
+from .. import progress
+from ..choosing import pace
+from ..compiling import background
+from ..config import Config
+from ..log.events import LOG
 from . import build
 from .build import FollowerUnavailable
 
@@ -105,7 +106,7 @@ def _build() -> None:
 
 
 def _take_up() -> None:
-    from . import connection
+    from ..front import connection
 
     began = time.perf_counter()
     try:

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from fused_eager.cache.local import default_root
-from fused_eager.errors import FusedEagerError
+
+from ..errors import FusedEagerError
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 MAIN = "kernels.cpp"

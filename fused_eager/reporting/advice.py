@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fused_eager.reasons import CODES, OUTSIDE
-
+from ..log.reasons import CODES, OUTSIDE
 from .facts import Facts
 from .rows import Compile, Cut, Island, Region, Sync
 from .source import short, statement, text

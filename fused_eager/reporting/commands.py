@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fused_eager.errors import FusedEagerError
-
+from ..errors import FusedEagerError
 from .facts import Facts
 from .report import Report
 from .text import render, show

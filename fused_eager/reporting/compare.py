@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fused_eager.errors import FusedEagerError
-
+from ..errors import FusedEagerError
 from .facts import Facts
 from .report import Report
 from .source import short, shorten

@@ -6,10 +6,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from fused_eager import background
-from fused_eager.errors import BudgetExceeded
-from fused_eager.events import LOG, Event
-
+from ..compiling import background
+from ..errors import BudgetExceeded
+from ..log.events import LOG, Event
 from .explaining import _with_plans
 from .report import Report
 from .source import short, shorten

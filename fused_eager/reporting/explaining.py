@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fused_eager import measuring
-from fused_eager.context import fused_eager
-from fused_eager.events import LOG, Event
-from fused_eager.reasons import CODES
-
+from ..compiling import measuring
+from ..front.context import fused_eager
+from ..log.events import LOG, Event
+from ..log.reasons import CODES
 from .reading import Process, from_memory
 from .report import Report
 from .rows import Region
@@ -132,7 +131,7 @@ def _with_plans(seen: list[Event], start: float) -> Process:
 
 def main(argv: list[str], prog: str) -> int:
     """`explain SCRIPT`: run a program once under fused_eager() and say what became of each of its lines."""
-    from fused_eager import launch
+    from fused_eager.commands import launch
 
     ours, theirs = launch.split(argv)
     parser = argparse.ArgumentParser(prog=prog, description=main.__doc__, allow_abbrev=False)

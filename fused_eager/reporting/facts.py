@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fused_eager.events import Event
-
+from ..log.events import Event
 from .reading import Process
 from .rows import Built, Compile, Cut, Island, Line, Region, Sync
 

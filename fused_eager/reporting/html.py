@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from fused_eager.reasons import CODES
-
+from ..log.reasons import CODES
 from .facts import Facts, top
 from .rows import Region
 from .source import short, shorten, split

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fused_eager.reasons import CODES
-
+from ..log.reasons import CODES
 from .schema import COMMON, KINDS, VERSION, Field
 
 _FAMILIES = {
@@ -24,7 +23,7 @@ def reasons() -> str:
         "# Reasons",
         "",
         "Every cut, wait and island has a coded reason; the report names it with your line. This page is made from the",
-        "table in `fused_eager/reasons.py` (`python -m fused_eager.reporting.pages` writes it).",
+        "table in `fused_eager/log/reasons.py` (`python -m fused_eager.reporting.pages` writes it).",
     ]
     family = ""
     for code in CODES.values():

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fused_eager.events import Event
-
+from ..log.events import Event
 from .reading import Process
 from .source import short, shorten
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fused_eager.errors import FusedEagerError
-from fused_eager.events import Event
-
+from ..errors import FusedEagerError
+from ..log.events import Event
 from .schema import VERSION
 
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fused_eager.events import LOG
-
+from ..log.events import LOG
 from . import advice, facts, reading
 from .advice import Advice
 from .facts import Facts

@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from fused_eager.errors import FusedEagerError
-
+from ..errors import FusedEagerError
 from .advice import advise
 from .facts import Adder, Facts
 from .reading import Process, siblings

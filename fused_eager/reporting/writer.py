@@ -18,12 +18,11 @@ import threading
 import time
 from typing import Any
 
-from fused_eager import site
-from fused_eager.config import OPTIONS, Config
-from fused_eager.errors import FusedEagerError
-from fused_eager.events import LOG, Event
-from fused_eager.heap import resident
-
+from ..config import OPTIONS, Config
+from ..errors import FusedEagerError
+from ..log import site
+from ..log.events import LOG, Event
+from ..memory.heap import resident
 from .schema import VERSION
 
 EVERY = 0.5  # seconds between writes

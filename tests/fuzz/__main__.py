@@ -11,7 +11,9 @@ from contextlib import nullcontext
 
 import torch
 
-from fused_eager import row_blocks, scratch, stages, trace
+from fused_eager.lowering import row_blocks, stages
+from fused_eager.memory import scratch
+from fused_eager.tracing import trace
 from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere
 
 from .differ import Invalid, check, repaired, shrink

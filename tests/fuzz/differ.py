@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 import fused_eager as fe
-from fused_eager import background, hotness
-from fused_eager.buffers import TABLE
+from fused_eager.choosing import hotness
+from fused_eager.compiling import background
+from fused_eager.memory.buffers import TABLE
 
 from .generate import LARGEST, RUNS, Program, namespace
 

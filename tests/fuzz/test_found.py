@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fused_eager import fused_eager, stretch
+from fused_eager import fused_eager
+from fused_eager.choosing import stretch
 from tests.semantics.programs import MODES, check
 
 

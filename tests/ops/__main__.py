@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 
-from fused_eager import trace
+from fused_eager.tracing import trace
 
 from . import corpus
 from .corpus import OPS, Case, Tally, cases, check_errors, sweep

@@ -20,7 +20,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fused_eager import background, fused_eager, hotness, load, trace
+from fused_eager import fused_eager
+from fused_eager.choosing import hotness
+from fused_eager.compiling import background
+from fused_eager.running import load
+from fused_eager.tracing import trace
 
 from .exclusions import EXCLUDED, STRIDES, UNWRITTEN
 

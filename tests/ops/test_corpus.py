@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fused_eager import trace
+from fused_eager.tracing import trace
 
 from . import exclusions
 from .conftest import TALLY

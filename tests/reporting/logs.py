@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fused_eager.events import Event
+from fused_eager.log.events import Event
 from fused_eager.reporting.reading import Process
 from fused_eager.reporting.report import Report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fused_eager.reasons import OUTSIDE
+from fused_eager.log.reasons import OUTSIDE
 from fused_eager.reporting.advice import WAITS, Advice
 from fused_eager.reporting.source import short, shorten, split, statement
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fused_eager import explain, measuring
-from fused_eager.events import LOG
+from fused_eager import explain
+from fused_eager.compiling import measuring
+from fused_eager.log.events import LOG
 from tests.streams import stable_shapes
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fused_eager import IslandRefused, fused_eager
-from fused_eager.reasons import CODES
+from fused_eager.log.reasons import CODES
 from fused_eager.reporting.pages import PAGES, main
 from fused_eager.reporting.schema import KINDS
 

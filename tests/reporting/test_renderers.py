@@ -17,10 +17,12 @@ import pytest
 import torch
 from torch import nn
 
-from fused_eager import cli, fused_eager, load
+from fused_eager import fused_eager
+from fused_eager.commands import cli
 from fused_eager.reporting import compare, perfetto, prometheus, top
 from fused_eager.reporting.commands import as_json
 from fused_eager.reporting.report import Report
+from fused_eager.running import load
 from tests.streams import stable_shapes
 
 from .logs import Log

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fused_eager import report
-from fused_eager.events import EventLog
-from fused_eager.reasons import CODES, Reason
+from fused_eager.log.events import EventLog
+from fused_eager.log.reasons import CODES, Reason
+from fused_eager.log.site import Site
 from fused_eager.reporting import report as module
-from fused_eager.site import Site
 
 from .logs import Log
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_eager import current_mode
-from fused_eager.buffers import TABLE, sweep
+from fused_eager.memory.buffers import TABLE, sweep
 
 from .programs import MODES
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fused_eager import LostValue, fused_eager, load, plan, sync
+from fused_eager import LostValue, fused_eager, sync
+from fused_eager.planning import plan
+from fused_eager.running import load
 
 from .programs import compare, describe, run, same_error
 from .refused import AT_ONCE, AT_SYNC, GOES_WELL, f, idx

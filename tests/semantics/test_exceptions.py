@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fused_eager import LostValue, arguments, backlog, fused_eager, load, run, sync
+from fused_eager import LostValue, fused_eager, sync
+from fused_eager.running import arguments, backlog, load, run
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:
@@ -142,7 +143,7 @@ def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _stream() -> Any:
-    from fused_eager.threads import current_door
+    from fused_eager.front.threads import current_door
 
     door = current_door()
     assert door is not None
@@ -156,7 +157,7 @@ def test_a_compile_failure_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with fused_eager(mode="fused"):
         good = torch.ones(7) * 2
         assert good.tolist() == [2.0] * 7
-        monkeypatch.setattr("fused_eager.compile.build", broken)
+        monkeypatch.setattr("fused_eager.compiling.compile.build", broken)
         x = good * 3 - 1
         try:
             first = x.tolist()
@@ -171,7 +172,7 @@ def test_a_compile_failure_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_lowering_that_breaks_is_an_island(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fused_eager import lower
+    from fused_eager.lowering import lower
 
     original = lower.read
     with fused_eager(mode="fused"):

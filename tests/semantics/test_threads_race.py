@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 import torch
 
-from fused_eager import fused_eager, opinfo, sync
+from fused_eager import fused_eager, sync
+from fused_eager.tracing import opinfo
 
 SECONDS = 1.0
 

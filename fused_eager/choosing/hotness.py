@@ -1,0 +1,144 @@
+"""Hotness: when is a stream worth compiling?
+
+A loop whose shapes keep changing (a growing KV cache, ragged batches) would compile for ever. Streams that run the
+same ops on other shapes are variants of one *skeleton*. The first few variants are compiled as any stream is (with
+compile="auto" in the background, once they come again). From then on the skeleton is unstable: a further variant is
+compiled only when it has come back often enough to pay for it, and until
+then its nodes run through ATen. It pays, as with renting or buying skis, once running it natively has taken as long as
+compiling a variant did: so it never costs more than twice what knowing the future would. A thread that sees nothing but
+such streams stops recording for a spell: its ops run natively at once, as in eager, and one stream is recorded now and
+then to see whether things have settled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from ..bounded import Bounded
+
+VARIANTS = 4  # shapes of one skeleton that are compiled like any stream
+SINGLES = 1  # shapes of it that may come once each without being suspicious
+SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
+PATIENCE = 3  # unstable streams in a row before a thread stops recording
+SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
+
+
+@dataclass
+class Skeletons:
+    """What has been seen of each skeleton (a tuple of op numbers)."""
+
+    variants: Bounded[Hashable, set[Hashable]] = field(default_factory=lambda: Bounded(4096))
+    sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
+    cost: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds to compile one variant
+    spent: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds of its shapes on ATen
+    singles: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))  # shapes in a row that came once
+
+    def came_once(self, skeleton: Hashable) -> bool:
+        """Other shapes than ever before have come. Returns whether that is all that happens to this skeleton."""
+        self.singles[skeleton] = self.singles.get(skeleton, 0) + 1
+        return self.singles[skeleton] > SINGLES
+
+    def is_hot(self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None) -> bool:
+        """Whether to compile a stream that has no executable yet. Counts the sighting.
+
+        `shapes` is the part of the signature that says how long ATen takes for it.
+        """
+        self.singles.pop(skeleton, None)
+        seen = self.variants.get(skeleton)
+        if seen is None:
+            seen = self.variants[skeleton] = set()
+        if signature in seen:  # the same computation from another line of the program
+            return True
+        if len(seen) < VARIANTS:
+            seen.add(signature)
+            return True
+        self.sightings[signature] = self.sightings.get(signature, 0) + 1
+        if self.sightings[signature] < SIGHTINGS or self.spent.get(shapes, 0.0) < self.cost.get(skeleton, 0.0):
+            return False
+        del self.sightings[signature]
+        self.spent.pop(shapes, None)
+        return True
+
+    def compiled(self, skeleton: Hashable, seconds: float) -> None:
+        """A variant took so long to compile, or to load."""
+        self.cost[skeleton] = max(seconds, self.cost.get(skeleton, 0.0))
+
+    def ran(self, shapes: Hashable, seconds: float) -> None:
+        """A variant took so long on ATen."""
+        self.spent[shapes] = self.spent.get(shapes, 0.0) + seconds
+
+
+SKELETONS = Skeletons()
+
+
+@dataclass(slots=True)
+class Spell:
+    """How one thread's recent streams fared, and for how many sync points it still runs ops natively."""
+
+    unstable: int = 0
+    left: int = 0
+    length: int = SPELL
+    passed: int = 0  # sync points since the last stream that was recorded
+    last: Hashable = None
+    weight: int = 1  # how many streams the last one stands for: where it has settled, those of the spell as well
+    until: Callable[[], bool] | None = None  # what ends this spell, instead of a number of sync points
+    due: float = math.inf  # and when it ends where no sync points come, on the clock of `time.monotonic`
+
+    @property
+    def code(self) -> str:
+        """Why ops run natively now."""
+        return "region.unstable" if self.until is None else "region.new"
+
+    def is_on(self) -> bool:
+        """Whether ops run natively now."""
+        if self.left and self.due < time.monotonic():
+            self.due = math.inf
+            self.wake()
+        return self.left > 0
+
+    def rest(self, until: Callable[[], bool], at_most: float = math.inf) -> None:
+        """Begin a spell that lasts until something has happened, and then to the next sync point; or for so many
+        seconds, if no sync point has come by then."""
+        self.until, self.left, self.passed = until, 1, 0
+        self.due = time.monotonic() + at_most
+
+    def rest_until_sync(self) -> None:
+        """Begin a spell that lasts to the next sync point, unless one is under way."""
+        if not self.left:
+            self.rest(lambda: True)
+
+    def wake(self) -> None:
+        """It has happened. From another thread: where no sync points come, nothing else would end the spell."""
+        if self.until is not None and not self.passed:
+            self.until, self.left = None, 0
+
+    @property
+    def is_impatient(self) -> bool:
+        """Whether one more unstable stream begins a spell."""
+        return self.unstable >= PATIENCE - 1
+
+    def saw(self, hot: bool, signature: Hashable = None) -> None:
+        """A stream was run: compiled (hot), or node by node because its shapes are new."""
+        self.weight = 1 + self.passed if signature is not None and signature == self.last else 1
+        self.last, self.passed = signature, 0
+        if hot:
+            self.unstable, self.length = 0, SPELL
+            return
+        self.unstable += 1
+        if self.unstable >= PATIENCE:
+            # One stream short of the limit: the next one recorded decides whether to go on like this.
+            self.unstable, self.left = PATIENCE - 1, self.length
+            self.length = min(2 * self.length, LONGEST)
+
+    def passed_sync(self, points: int = 1) -> None:
+        """Count down at a sync point, or at so many since the last one."""
+        if not self.left:
+            return
+        self.passed += points
+        if self.until is None:
+            self.left = max(self.left - points, 0)
+        elif self.until():
+            self.until, self.left = None, 0

@@ -1,0 +1,204 @@
+"""Pace: is this part of the program faster fused or native? Measured where the program itself waits, not assumed.
+
+Recording an op costs a few microseconds, and XLA is not ahead of ATen everywhere, so a model of tiny ops, or one whose
+time goes into products that both compute alike, may run faster natively. The time between two reads of computed
+values (`loss.item()`) is what the program's user waits for, whichever way its ops ran: such a stretch (`stretch`) is
+what is timed. Stretches are known by the line of the read before them (or of the optimizer step, where nothing is read,
+or where the context is entered) and by the first op that comes, its line and the shapes it takes; a new one goes the
+way that was found for another that began with the same op, for as long as it takes about as long. Stretches in which
+something was compiled, or run for the first time, do not count.
+
+Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
+try again (`aside`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..bounded import Bounded
+from .stretch import Choice, Pieces, Place, Stretch, Times
+from .whole import Whole
+
+TRUST = 2.0  # seconds that what was found in one context is taken for true of the next one that is entered there
+PLACES = 1024
+FLUSHES = 64  # in a stretch that can be told from others elsewhere
+
+Turn = Literal["step", "sync", "read", "entry", "backward"]
+TURNS: tuple[Turn, ...] = ("step", "sync", "read")
+
+# What has been measured, and where a program reads: for all contexts of the process.
+STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
+ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
+BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
+# Where stretches begin whose lengths keep changing: they are one, and what each takes counts for its length.
+VARYING: Bounded[Place, bool] = Bounded(PLACES)
+# Until when all of a context that is entered there is to run natively, and the stretch that it is, if it is one.
+ENTRIES: Bounded[Place, tuple[float, Stretch | None]] = Bounded(PLACES)
+WHOLES: Bounded[Place, Whole] = Bounded(PLACES)  # of the loops in contexts that are entered there
+
+
+def forget() -> None:
+    """As if the process had just started."""
+    for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES, WHOLES):
+        table.clear()
+
+
+@dataclass(slots=True)
+class Pace:
+    """The way in which a thread runs now, and since when."""
+
+    native: bool = False
+    waiting: bool = True  # a boundary was passed, and no op has come since
+    after: Place = None  # that boundary
+    running: Stretch | None = None
+    start: Place = None  # of it: the line and the op
+    size: int = 0  # of what its first op takes, where lengths keep changing
+    began: float = 0.0
+    disturbed: bool = True  # the stretch that is running does not count
+    last: Times | None = None  # where the one before it was counted, if it was
+    stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
+    flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
+    unread: bool = True  # nothing has been read since the last optimizer step
+    entry: Place = None  # where the context was entered
+    whole: Whole = field(default_factory=Whole)  # the turns of the loop in it
+    alone: float = math.inf  # until when all that has been begun is to run natively
+    begun: int = 0  # stretches since the last turn
+    single: Stretch | None = None  # the one that there is in a turn
+    unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
+
+    def enter(self, place: Place) -> float:
+        """A context is entered at `place`: until when all of it is to run natively, as far as is known; 0 if it is
+        not."""
+        self.entry = self.after = (place, "entry")
+        self.disturbed, self.began = False, time.perf_counter()
+        if self.entry not in WHOLES:
+            WHOLES[self.entry] = self.whole
+        self.whole = WHOLES[self.entry]
+        until, self.single = ENTRIES.get(self.entry, (0.0, None))
+        return until
+
+    def amend(self, seconds: float) -> None:
+        """The stretch that ended last has taken so much more."""
+        if self.last is not None and self.running is not None:
+            self.last.amend(self.after, seconds * self.running.share(self.size))
+
+    def leave(self, aside: bool) -> None:
+        """The context is left; `aside`: torch was alone then."""
+        now = time.perf_counter()
+        if self.running is None:
+            if aside:  # all the time
+                self._was_alone(now - self.began)
+        elif self.entry is not None:
+            ENTRIES[self.entry] = min(self.alone, now + TRUST), self.running if self.begun == 1 else None
+
+    def _was_alone(self, seconds: float) -> None:
+        stretch = self.single
+        if stretch is not None and stretch.trying and not stretch.size:
+            stretch.alone_s = min(seconds, stretch.alone_s or seconds)
+
+    def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
+        """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
+        has `stepped` there, which is another boundary than the numbers of the host that it reads.
+        """
+        key = (place, stepped)
+        if key not in BOUNDARIES:
+            if not waited:
+                return  # a number of the host, as an optimizer's step count: no boundary
+            BOUNDARIES[key] = True
+        now = time.perf_counter()
+        if not self.waiting and self.running is not None:
+            self.last = None
+            if self.disturbed:
+                self.whole.disturb()
+            else:
+                seconds = (now - self.began) * self.running.share(self.size)
+                self.last = self.running.took(seconds, self.native, key, self.flushes)
+            if not self.chose_native:
+                self.unsure.update(TURNS)
+        self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
+        self.flushes.clear()
+        self.began = time.perf_counter()
+
+    def varies(self) -> None:
+        """What has been flushed may be of any length."""
+        if self.start not in VARYING:
+            VARYING[self.start] = True
+            self.restart()
+
+    def flushed(self, pieces: Pieces | None) -> None:
+        """A flush has run these regions."""
+        if len(self.flushes) <= FLUSHES:  # one more than can be told apart, so that it is seen
+            self.flushes.append(pieces)
+
+    def begin(self, place: Place, op: Hashable, shapes: Sequence[Sequence[int] | None] = ()) -> bool:
+        """The first op of a stretch comes from `place`; it and the shapes it takes tell it from others there.
+
+        Returns:
+            Whether the way in which ops run has changed.
+        """
+        self.start = (place, op)
+        self.size = sum(math.prod(s) for s in shapes if s) if self.start in VARYING else 0
+        first = (op, *(() if self.size else shapes))
+        key, alike = (self.after, place, first), ALIKE.get((place, first))
+        if self.after is None:  # what the program did while torch was alone is a part of it: nothing to measure
+            stretch = alike or Stretch(place)
+        else:
+            found = STRETCHES.get(key)
+            if (found is None or found.is_unknown) and alike is not None and alike.is_settled:
+                found = alike.twin()
+            stretch = STRETCHES[key] = ALIKE[place, first] = found or Stretch(place)
+        before, self.native = self.native, stretch.wants_native()
+        self.running, self.waiting = stretch, False
+        self.begun += 1
+        self.whole.begins(stretch, self.start, first[1:])
+        self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
+        return self.native is not before
+
+    def go_along(self) -> None:
+        """The first op of a stretch comes in a thread in whose name another one is there that has stepped aside: it
+        runs natively as well, and there is nothing to measure."""
+        self.native, self.waiting, self.running = True, False, None
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the stretch that is running is timed to make a choice."""
+        return self.running is None or self.running.chosen is None
+
+    @property
+    def chose_native(self) -> bool:
+        """Whether the stretch that is running, or ran last, runs natively by choice."""
+        return self.running is not None and self.running.chosen is True
+
+    def rest(self, turn: Turn) -> float:
+        """A turn has ended: until when everything is to run natively, as far as is known; 0 if it is not."""
+        self.single, self.begun = self.running if self.begun == 1 else None, 0
+        known = turn not in self.unsure and not self.unread
+        self.unsure.discard(turn)
+        self.unread = self.unread or turn == "step"
+        if not known or self.running is None or not self.chose_native:
+            return 0.0
+        return self.running.until
+
+    def turned(self) -> float:
+        """An optimizer step has ended a turn: until when torch is to be alone, whatever suits each stretch; or 0."""
+        return 0.0 if self.whole.passes_by() else self.whole.ended(time.perf_counter())
+
+    def resume(self, fastest: float, middle: float) -> None:
+        """The front door is back. The fastest of turns that took about as long took so long (0: they did not), and that
+        is what they take in the `middle` (0: nobody knows). What was read in the meantime is not known."""
+        if fastest:
+            self._was_alone(fastest)
+        whole = self.whole
+        if whole.tried(time.perf_counter(), middle):
+            Choice(whole.alone, whole.fused_s, middle).tell(whole.place, remembered=False)
+        self.after = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Something else than the program's own work has happened or will: the running stretch does not count."""
+        self.disturbed = True

@@ -1,0 +1,398 @@
+"""`doctor`: what this library found on this machine, and which known-bad combinations that makes.
+
+`gather` looks and judges nothing; `CHECKS` judges and looks at nothing but the `Facts`. A known-bad combination is one
+row. A finding is a value; what prints it, as text for a bug report or as JSON, comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fused_eager.cache.local import default_root
+from fused_eager.config import OptionError, resolve
+from fused_eager.fusion_rules.cores import usable_cores
+
+Severity = Literal["error", "warning", "note"]
+
+_PACKAGES = ("fused-eager", "torch", "jax", "jaxlib", "numpy", "networkx")
+_VARIABLES = re.compile(r"(FUSED_EAGER|JAX|XLA|OMP|GOMP|KMP|MKL|MALLOC)_\w*|CUDA_VISIBLE_DEVICES|PYTORCH_ALLOC_CONF")
+_CPU_FEATURES = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was found. Versions are None where the package is missing; `failures` maps what was tried to its error."""
+
+    python: str = ""
+    implementation: str = "CPython"
+    gil: bool = True
+    system: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    jaxlib_wanted: str = ""  # jax's own requirement, such as "jaxlib<=0.10.2,>=0.10.1"
+    cores: int = 1
+    cpu_features: tuple[str, ...] = ()
+    torch_devices: tuple[str, ...] = ()
+    torch_cpu: str = ""  # the instruction set that ATen's kernels chose
+    torch_threads: int = 1
+    torch_openmp: bool = False
+    jax_devices: tuple[str, ...] = ()
+    jax_x64: bool = False
+    follower: str = ""  # what became of the compiled one
+    follower_obstacle: str = ""  # why there can be none
+    cache: tuple[str, ...] = ()
+    cache_problem: str = ""
+    cache_keys: bool = True  # shared stores have keys to believe them by, or are believed without
+    environment: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to know about this machine: a stable code, how bad it is, what it is, and what to do about it."""
+
+    code: str
+    severity: Severity
+    text: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One known-bad combination. `holds` says in words how the facts show it, or returns None."""
+
+    code: str
+    severity: Severity
+    holds: Callable[[Facts], str | None]
+    cure: str
+
+
+def version_of(text: str | None) -> tuple[int, ...]:
+    """The release numbers in front of a version: "2.13.0+cpu" gives (2, 13, 0); () for None."""
+    match = re.match(r"\d+(\.\d+)*", text or "")
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def _missing(facts: Facts) -> str | None:
+    names = [name for name, version in facts.versions.items() if version is None and name != "fused-eager"]
+    return f"not installed: {', '.join(names)}" if names else None
+
+
+def _failed(facts: Facts) -> str | None:
+    return "; ".join(f"{what}: {error}" for what, error in facts.failures.items()) or None
+
+
+def _old_torch(facts: Facts) -> str | None:
+    version = facts.versions.get("torch")
+    return f"torch is {version}" if version and version_of(version) < (2, 11) else None
+
+
+def _jaxlib_mismatch(facts: Facts) -> str | None:
+    have = version_of(facts.versions.get("jaxlib"))
+    limits = re.findall(r"(<=|>=|==)\s*([\d.]+)", facts.jaxlib_wanted)
+    holds = {"<=": have.__le__, ">=": have.__ge__, "==": have.__eq__}
+    if not have or all(holds[sign](version_of(limit)) for sign, limit in limits):
+        return None
+    return f"jax {facts.versions.get('jax')} wants {facts.jaxlib_wanted}; jaxlib is {facts.versions.get('jaxlib')}"
+
+
+def _spinning(facts: Facts) -> str | None:
+    policy = facts.environment.get("OMP_WAIT_POLICY", "")
+    if not facts.torch_openmp or facts.torch_threads < 2 or policy.upper() == "PASSIVE":
+        return None
+    words = f"is {policy}" if policy else "is not set"
+    return f"torch has {facts.torch_threads} OpenMP threads and OMP_WAIT_POLICY {words}: they spin while XLA computes"
+
+
+def _oversubscribed(facts: Facts) -> str | None:
+    if facts.torch_threads <= facts.cores:
+        return None
+    return f"torch has {facts.torch_threads} threads on {facts.cores} usable cores"
+
+
+def _xla_flag(flag: str, why: str = "") -> Callable[[Facts], str | None]:
+    """Holds where XLA_FLAGS has flags of this pattern; `why` is said after them."""
+
+    def holds(facts: Facts) -> str | None:
+        found = re.findall(rf"{flag}(?=\s|$)", facts.environment.get("XLA_FLAGS", ""), re.IGNORECASE)
+        return f"XLA_FLAGS has {' '.join(found)}{why}" if found else None
+
+    return holds
+
+
+_fast_math = _xla_flag(r"--xla_(?:cpu|gpu)_enable_fast_(?:math|min_max)(?:=(?:true|1))?")
+_wide_vectors = _xla_flag(
+    "--xla_cpu_prefer_vector_width=512", ": XLA's arc tangent is wrong by up to 3 with it (jaxlib 0.10.2)"
+)
+
+
+def _set(name: str, *harmless: str) -> Callable[[Facts], str | None]:
+    """Holds where the environment variable `name` is set to something that is not `harmless`."""
+
+    def holds(facts: Facts) -> str | None:
+        value = facts.environment.get(name, "")
+        return f"{name}={value}" if value and value.lower() not in harmless else None
+
+    return holds
+
+
+def _x64(facts: Facts) -> str | None:
+    return "JAX's 64-bit types are switched on for the whole process (JAX_ENABLE_X64)" if facts.jax_x64 else None
+
+
+def _has_gpu(devices: tuple[str, ...]) -> bool:
+    return any(device.startswith(("cuda", "rocm", "gpu", "xpu")) for device in devices)
+
+
+def _preallocation(facts: Facts) -> str | None:
+    value = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "")
+    if not _has_gpu(facts.jax_devices) or value.lower() in ("false", "0"):
+        return None
+    return "JAX takes three quarters of the GPU's memory at its start, beside torch's own"
+
+
+def _no_jax_gpu(facts: Facts) -> str | None:
+    if not _has_gpu(facts.torch_devices) or _has_gpu(facts.jax_devices):
+        return None
+    return f"torch sees {', '.join(facts.torch_devices)}; JAX sees {', '.join(facts.jax_devices) or 'nothing'}"
+
+
+def _no_jax_cpu(facts: Facts) -> str | None:
+    wanted = facts.environment.get("JAX_PLATFORMS", "")
+    return f"JAX_PLATFORMS={wanted} leaves out cpu" if wanted and "cpu" not in wanted.lower().split(",") else None
+
+
+_FALSE = ("0", "false", "no", "off")
+CHECKS: tuple[Check, ...] = (
+    Check("package-missing", "error", _missing, "install the package again with its dependencies"),
+    Check("something-fails", "error", _failed, "put the message above into a bug report, with this whole text"),
+    Check("torch-too-old", "error", _old_torch, "install torch 2.11 or newer"),
+    Check("jaxlib-mismatch", "error", _jaxlib_mismatch, "install jax and jaxlib of the same version"),
+    Check("fast-math", "error", _fast_math, "take the flag out of XLA_FLAGS; results would leave eager's tolerances"),
+    Check("wide-vectors", "error", _wide_vectors, "take the flag out of XLA_FLAGS; results would be wrong"),
+    Check(
+        "openmp-spins",
+        "warning",
+        _spinning,
+        "start Python with OMP_WAIT_POLICY=PASSIVE or OMP_NUM_THREADS=1; steps may otherwise stall for milliseconds",
+    ),
+    Check("too-many-threads", "warning", _oversubscribed, "set OMP_NUM_THREADS to the number of usable cores, or less"),
+    Check("jax-preallocates", "warning", _preallocation, "start Python with XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+    Check("jax-without-gpu", "warning", _no_jax_gpu, "install the jax extra for this GPU, such as jax[cuda13]"),
+    Check("jax-without-cpu", "warning", _no_jax_cpu, "add cpu to JAX_PLATFORMS: tensors on the CPU are fused there"),
+    Check("jax-no-jit", "warning", _set("JAX_DISABLE_JIT", *_FALSE), "unset it: JAX would not compile"),
+    Check(
+        "jax-debug-nans",
+        "warning",
+        _set("JAX_DEBUG_NANS", *_FALSE),
+        "unset it and use mode debug with the option check_nan, which names the op and your line",
+    ),
+    Check(
+        "jax-matmul-precision",
+        "warning",
+        _set("JAX_DEFAULT_MATMUL_PRECISION", "default"),
+        "unset it and use torch.set_float32_matmul_precision, which is obeyed",
+    ),
+    Check("jax-x64", "note", _x64, "nothing to do: dtypes are exact with and without it"),
+    Check(
+        "cache-unwritable",
+        "warning",
+        lambda facts: facts.cache_problem or None,
+        "make it writable, or name another place in FUSED_EAGER_CACHE",
+    ),
+    Check(
+        "cache-without-keys",
+        "warning",
+        lambda facts: None if facts.cache_keys else "FUSED_EAGER_CACHE names shared stores, and there are no keys",
+        "set FUSED_EAGER_CACHE_KEYS, or FUSED_EAGER_CACHE_UNSIGNED=1 if you trust whoever can write there",
+    ),
+    Check(
+        "no-follower",
+        "note",
+        lambda facts: facts.follower_obstacle
+        and f"ops that come again are followed in Python: {facts.follower_obstacle}",
+        "install a C++ compiler and Python's headers (on Debian: g++ python3-dev); it is used by itself then",
+    ),
+    Check(
+        "not-cpython",
+        "error",
+        lambda facts: None if facts.implementation == "CPython" else f"Python is {facts.implementation}",
+        "use CPython",
+    ),
+    Check(
+        "no-gil",
+        "warning",
+        lambda facts: None if facts.gil else "this Python runs without its global lock",
+        "start it with PYTHON_GIL=1; nothing here is tested without the lock",
+    ),
+)
+
+
+def findings(facts: Facts) -> tuple[Finding, ...]:
+    """What `CHECKS` says of `facts`, worst first."""
+    found = [Finding(row.code, row.severity, text, row.cure) for row in CHECKS if (text := row.holds(facts))]
+    return tuple(sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.severity)))
+
+
+def _torch_facts() -> dict[str, Any]:
+    torch = importlib.import_module("torch")
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
+    return {
+        "torch_devices": tuple(devices),
+        "torch_cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+        "torch_openmp": torch.backends.openmp.is_available(),
+    }
+
+
+def _jax_facts() -> dict[str, Any]:
+    # Looking must not take the GPU's memory; this process needs none of it, so its own setting is free.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = importlib.import_module("jax")
+    devices = tuple(f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices())
+    return {"jax_devices": devices, "jax_x64": bool(jax.config.jax_enable_x64)}
+
+
+def _trap_facts() -> dict[str, Any]:
+    # Without the trap a read that nothing intercepts would return memory that nobody has written yet.
+    problem = importlib.import_module("fused_eager.memory.trap").self_test()
+    if problem:
+        raise RuntimeError(problem)
+    return {}
+
+
+def _follower_facts() -> dict[str, Any]:
+    build = importlib.import_module("fused_eager.follower.build")
+    why = build.obstacle()
+    missing = "cannot be built" if why else "will be built for the first program that runs for ten seconds"
+    return {"follower": "built" if build.is_built() else missing, "follower_obstacle": why}
+
+
+def _cache_facts() -> dict[str, Any]:
+    config = resolve()
+    tiers = tuple(tier.strip() for tier in config.cache.split(",") if tier.strip())
+    if tiers == ("off",):
+        return {"cache": tiers}
+    if config.cache_bytes:
+        tiers = (config.cache_dir or str(default_root()), *tiers)
+    believed = bool(not config.cache or config.cache_keys or config.cache_unsigned)
+    problems = [problem for tier in tiers if (problem := _unwritable(tier))]
+    shown = tuple(redact(tier) for tier in tiers)
+    return {"cache": shown, "cache_problem": "; ".join(problems), "cache_keys": believed}
+
+
+def _unwritable(tier: str) -> str | None:
+    """Why a local folder cannot be written to, or None; a store elsewhere is not asked."""
+    url = urlsplit(tier)
+    if url.scheme not in ("", "file"):
+        return None
+    folder = Path(url.path)
+    there = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("."))
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
+
+
+def redact(text: str) -> str:
+    """`text` without the user and password of URLs: what doctor prints is meant to be published."""
+    return re.sub(r"://[^/@\s]*@", "://***@", text)
+
+
+def _cpu_features() -> tuple[str, ...]:
+    info = Path("/proc/cpuinfo")
+    flags = set(info.read_text().split()) if info.exists() else set()
+    return tuple(name for name in _CPU_FEATURES if name in flags)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gather() -> Facts:
+    """Look at this process and machine. Imports torch and jax; what raises becomes one of `failures`."""
+    # First of all, so that it is the user's environment and not what importing jax or we ourselves made of it.
+    environment = {name: redact(os.environ[name]) for name in sorted(os.environ) if _VARIABLES.fullmatch(name)}
+    versions = {name: _version(name) for name in _PACKAGES}
+    wanted = importlib.metadata.requires("jax") or [] if versions["jax"] else []
+    known: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    for what, look in (
+        ("torch", _torch_facts),
+        ("jax", _jax_facts),
+        ("storage trap", _trap_facts),
+        ("compiled follower", _follower_facts),
+        ("options", _cache_facts),
+    ):
+        try:
+            known.update(look())
+        except OptionError as error:
+            failures[what] = redact(str(error))
+        except Exception as error:  # a doctor reports what fails and goes on
+            failures[what] = redact(f"{type(error).__name__}: {error}")
+    return Facts(
+        python=platform.python_version(),
+        implementation=platform.python_implementation(),
+        gil=getattr(sys, "_is_gil_enabled", lambda: True)(),
+        system=platform.platform(),
+        versions=versions,
+        jaxlib_wanted=next((line for line in wanted if re.match(r"jaxlib\b(?!.*extra)", line)), ""),
+        cores=usable_cores(),
+        cpu_features=_cpu_features(),
+        environment=environment,
+        failures=failures,
+        **known,
+    )
+
+
+def describe(facts: Facts, found: tuple[Finding, ...]) -> str:
+    """Facts and findings as text that can go into a bug report."""
+    rows = [
+        ("python", f"{facts.python} ({facts.implementation}, {facts.system})"),
+        *((name, version or "not installed") for name, version in facts.versions.items()),
+        ("torch devices", ", ".join(facts.torch_devices) or "none"),
+        ("jax devices", ", ".join(facts.jax_devices) or "none"),
+        ("jax x64", "on" if facts.jax_x64 else "off"),
+        ("cpu", f"{facts.cores} usable cores; {' '.join(facts.cpu_features) or 'features unknown'}"),
+        ("torch cpu kernels", facts.torch_cpu or "unknown"),
+        ("torch threads", f"{facts.torch_threads} ({'OpenMP' if facts.torch_openmp else 'no OpenMP'})"),
+        ("storage trap", facts.failures.get("storage trap", "works")),
+        ("compiled follower", facts.follower or "unknown"),
+        ("cache", ", ".join(facts.cache) or "unknown"),
+        *facts.environment.items(),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows] + [""]
+    for finding in found:
+        lines += [f"{finding.severity}: {finding.text} [{finding.code}]", f"    {finding.cure}"]
+    return "\n".join(lines if found else [*lines, "No known problem was found."])
+
+
+def main(argv: list[str], prog: str) -> int:
+    """`doctor`: print facts and findings. Returns 1 if one of them is an error, else 0."""
+    parser = argparse.ArgumentParser(prog=prog, description="Say what was found here, in words for a bug report.")
+    parser.add_argument("--json", action="store_true", help='print JSON: {"facts": {...}, "findings": [...]}')
+    arguments = parser.parse_args(argv)
+    facts = gather()
+    found = findings(facts)
+    if arguments.json:
+        print(json.dumps({"facts": asdict(facts), "findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        print(describe(facts, found))
+    return 1 if any(finding.severity == "error" for finding in found) else 0

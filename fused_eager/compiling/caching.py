@@ -1,0 +1,274 @@
+"""The compile cache as the runtime uses it: opened from the options, asked before compiling, told afterwards.
+
+Whatever is wrong with a cache, its stores or its entries costs a compilation and is told in the event log; nothing of
+it is raised into the program. Only an option that cannot be right is, where the context is entered.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fused_eager import cache as store
+from fused_eager.cache import Cache, Entry, Key, Lead, Unencodable
+from fused_eager.cache.background import Writer
+from fused_eager.cache.url import redacted
+from fused_eager.fusion_rules.lowering import EXCEPTIONS
+
+from ..bounded import Bounded
+from ..choosing.stretch import Choice
+from ..config import OPTIONS, Config, OptionError
+from ..log.events import LOG
+from ..lowering.lower import NodeFailed
+from ..memory.buffers import Home
+from ..memory.scratch import wanted
+from ..planning.plan import Region
+from ..progress import waiting
+from ..tracing.stream import Node
+from . import canonical, surroundings
+from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
+
+_ROWS = tuple(name for name in OPTIONS if name.startswith("cache"))
+
+
+@dataclass
+class _Following:
+    """One look-up of an entry: who makes it meanwhile, if another process does."""
+
+    owner: object = None
+
+
+class _Followed(threading.local):
+    def __init__(self) -> None:
+        self.now = _Following()
+
+
+class Keeper:
+    """An open cache with the options it was opened with."""
+
+    def __init__(self, config: Config):
+        self.salt = config.cache_salt
+        self.wait = config.cache_wait
+        self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
+        self.choices: Bounded[str, Choice] = Bounded(4096)  # what the stores hold, as far as it has been seen
+        self._followed = _Followed()
+        self.cache: Cache = store.open_cache(
+            config.cache,
+            local_dir=config.cache_dir or None,
+            local_bytes=config.cache_bytes,
+            memory_bytes=0,  # loaded executables are kept, which is better than their bytes
+            keys=_keys(config.cache_keys),
+            allow_unsigned=config.cache_unsigned,
+            timeout_s=config.cache_timeout,
+            lease_ttl_s=config.cache_lease,
+            on_event=self._tell,
+        )
+        # After the cache's own, so that at exit this one is flushed first: it feeds the other.
+        self._writer = Writer()
+
+    def describe_here(self) -> None:
+        """Tell the cache which machine this is. Not when it is opened: looking at the device starts XLA."""
+        if self.cache.origin is None:
+            self.cache.versions = surroundings.versions()
+            self.cache.origin = surroundings.origin()
+
+    def key(self, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> Key:
+        """The key of a region here and now. Raises Unencodable."""
+        self.describe_here()
+        return Key({"region": canonical.to_parts(nodes, region, homes), **surroundings.parts(bounds, self.salt)})
+
+    def load_or_make(
+        self,
+        nodes: Sequence[Node],
+        region: Region,
+        homes: Mapping[int, Home],
+        bounds: bool,
+        name: str,
+        progress: bool,
+        make: Callable[[], Made],
+    ) -> Executable:
+        """The executable of a region from the cache; else what `make` compiles, which is kept for the next one.
+
+        Raises:
+            NodeFailed: as `make` does, or did when another process tried.
+        """
+        try:
+            key = self.key(nodes, region, homes, bounds)
+        except Unencodable as why:
+            LOG.emit("cache-refused", region=name, detail=str(why))
+            return make().executable
+        known = self.loaded.get(key.digest)
+        if known is not None:
+            return known
+        found = self._fetch(key, name, progress)
+        if isinstance(found, Entry):
+            loaded = self._load(found, homes, name, region)
+            if loaded is not None:
+                self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
+                return loaded
+        lead = found if isinstance(found, Lead) else None
+        try:
+            made = make()
+        except NodeFailed as failed:
+            if failed.lasting:
+                failure = Failure(region.nodes.index(failed.index), failed.reason)
+                self._publish(key, name, lambda: failure_blobs(failure), 0.0, lead)
+            elif lead is not None:
+                lead.release()
+            raise
+        except BaseException:
+            if lead is not None:
+                lead.release()
+            raise
+        executable = replace(made.executable, key=key.digest)
+        self.loaded[key.digest] = executable
+        blobs = lambda: to_blobs(made.lowered, made.compiled, executable)  # noqa: E731
+        self._publish(key, name, blobs, executable.seconds, lead)
+        return executable
+
+    def later(self, job: Callable[[], None]) -> bool:
+        """Do something with the stores on a thread that nobody waits for; False at the interpreter's end.
+
+        `job` handles its own errors.
+        """
+        return self._writer.submit(0, job)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything that was compiled so far has been written; False if that took longer."""
+        began = time.monotonic()
+        done = self._writer.flush(timeout_s)
+        return self.cache.flush(max(0.0, timeout_s - (time.monotonic() - began))) and done
+
+    def _fetch(self, key: Key, name: str, progress: bool) -> Entry | Lead | None:
+        """An entry to load, the right to make one, or None: make one without being asked to."""
+        following = self._followed.now = _Following()
+        began = time.perf_counter()
+
+        def what() -> str:
+            if following.owner is None:
+                return f"looking {name} up in the compile cache"
+            return f"waiting for what another process makes of {name}"
+
+        with waiting(what, progress):
+            found = self.cache.fetch(key, self.wait)
+        if following.owner is not None:
+            seconds = time.perf_counter() - began
+            came = "entry" if isinstance(found, Entry) else "lead" if isinstance(found, Lead) else found.reason
+            LOG.emit(
+                "cache-wait", region=name, key=key.digest, seconds=seconds, owner=following.owner, outcome=came
+            )
+        return found if isinstance(found, (Entry, Lead)) else None
+
+    def _load(self, entry: Entry, homes: Mapping[int, Home], name: str, region: Region) -> Executable | None:
+        began = time.perf_counter()
+        try:
+            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, wanted(region, homes))
+        except Unloadable as why:
+            LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
+            return None
+        seconds = time.perf_counter() - began
+        if isinstance(loaded, Executable):
+            if all(0 <= c.node < len(region.nodes) and c.error in EXCEPTIONS for c in loaded.checks):
+                LOG.emit(
+                    "cache-load",
+                    region=name,
+                    key=entry.key.digest,
+                    tier=entry.tier,
+                    ops=len(region.nodes),
+                    seconds=seconds,
+                    saved=loaded.seconds,
+                )
+                return loaded
+        elif 0 <= loaded.node < len(region.nodes):
+            raise NodeFailed(region.nodes[loaded.node], loaded.reason, lasting=True)
+        LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail="no such node")
+        return None
+
+    def _publish(
+        self, key: Key, name: str, blobs: Callable[[], dict[str, bytes]], seconds: float, lead: Lead | None
+    ) -> None:
+        def job() -> None:
+            with lead or nullcontext():
+                try:
+                    made = blobs()
+                except Exception as why:  # NotPortable, or what JAX raises while it writes itself down
+                    LOG.emit("cache-refused", region=name, detail=str(why) or type(why).__name__)
+                else:
+                    self.cache.publish(key, made, metadata={"seconds": seconds}, lead=lead)
+
+        if not self.later(job):
+            job()  # at the interpreter's end there is no other thread any more
+
+    def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "follow":
+            self._followed.now.owner = data["owner"]
+        plain = {name: _plain(value) for name, value in data.items()}
+        LOG.emit(f"cache-{kind}", **plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _keys(where: str) -> bytes:
+    """The key text that the option `cache_keys` points to. Raises OSError."""
+    if not where:
+        return b""
+    if where.startswith("env:"):
+        if where[4:] not in os.environ:
+            raise OSError(f"the environment has no {where[4:]}")
+        return os.environ[where[4:]].encode()
+    return Path(where).expanduser().read_bytes()
+
+
+_KEEPERS: dict[tuple[Any, ...], Keeper | None] = {}
+_LOCK = threading.Lock()
+
+
+def keeper(config: Config) -> Keeper | None:
+    """The cache that the options name, opened once per process; None where it is off. Connects to nothing yet.
+
+    Raises:
+        OptionError: a store or keys that cannot be what was meant.
+    """
+    rows = tuple([getattr(config, name) for name in _ROWS])
+    try:
+        return _KEEPERS[rows]
+    except KeyError:
+        pass
+    with _LOCK:
+        if rows not in _KEEPERS:
+            _KEEPERS[rows] = None if config.cache.strip() == "off" else _open(config)
+        return _KEEPERS[rows]
+
+
+def forget_loaded() -> None:
+    """Keep no executable in memory; what the stores hold stays there."""
+    for each in list(_KEEPERS.values()):
+        if each is not None:
+            each.loaded.clear()
+
+
+def _open(config: Config) -> Keeper | None:
+    try:
+        return Keeper(config)
+    except RuntimeError as why:
+        LOG.emit("cache-off", detail=str(why))  # a user without a home
+        return None
+    except OSError as error:
+        raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, which cannot be read: {error}") from error
+    except store.KeyTextError as error:
+        raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, and in it {error}") from error
+    except (ValueError, store.MissingExtra) as error:
+        urls = ",".join(redacted(url.strip()) for url in config.cache.split(","))
+        raise OptionError(
+            f"option 'cache' is {urls!r}: {error}; allowed: off, or URLs and absolute paths with commas"
+        ) from error

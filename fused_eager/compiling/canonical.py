@@ -1,0 +1,55 @@
+"""Canonical regions: a region as plain values, and a region again out of plain values.
+
+The second level of a key. `to_parts` says everything that lowering looks at and nothing else: positions instead of
+value numbers, kinds of hoisted numbers instead of numbers.
+`to_region` is its inverse, which proves that nothing is missing: what comes out can be compiled again anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..log.reasons import Reason
+from ..memory.buffers import Home
+from ..planning import forms
+from ..planning.forms import Parts
+from ..planning.plan import Region
+from ..tracing.stream import Node
+
+
+def to_parts(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> Parts:
+    """A region as plain values; equal for regions that lower to the same function.
+
+    Raises:
+        Unencodable: an argument, or the rule of an op, has no form that another process would understand.
+    """
+    local = {vid: p for p, vid in enumerate(region.inputs)}
+    body = []
+    for p, i in enumerate(region.nodes):
+        body.append(forms.of_node(nodes[i], f"region.nodes[{p}]", local))
+    return {
+        "inputs": [forms.of_home(homes[v]) for v in region.inputs],
+        "nodes": body,
+        "outputs": [local[v] for v in region.outputs],
+        "donated": list(region.donated),
+    }
+
+
+def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, Home]]:
+    """The nodes, the region over all of them and the homes of its values that `to_parts` gives `parts` for.
+
+    Raises:
+        ValueError: they are no region, or name what this version of torch does not have.
+    """
+    try:
+        homes = {vid: forms.to_home(form) for vid, form in enumerate(parts["inputs"])}
+        inputs = tuple(homes)
+        nodes: list[Node] = []
+        for form in parts["nodes"]:
+            nodes.append(forms.to_node(form, len(nodes), homes))
+        outputs, donated = tuple(parts["outputs"]), tuple(parts["donated"])
+        region = Region(tuple(range(len(nodes))), inputs, outputs, donated, "xla", Reason("cut.exit"))
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"no region: {type(error).__name__}: {error}") from error
+    return nodes, region, homes

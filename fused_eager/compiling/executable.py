@@ -1,0 +1,184 @@
+"""Executables: what XLA made of a region, as a thing to call, to keep as bytes, and to load again.
+
+Calling goes past `jax.stages.Compiled`: what a region takes and returns was checked when it was planned, and checking
+it again costs a quarter of the call's time. Bytes hold XLA's own serialisation of machine code and a JSON text with
+the rest, never a pickle; whoever loads them must have verified where they came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib import xla_client
+
+from fused_eager.fusion_rules import lapack
+from fused_eager.fusion_rules.spec import JAX_DTYPE
+
+from ..memory.buffers import Home
+from ..memory.heap import keep_blocks
+from ..memory.scratch import SCRATCH
+from ..xla import device, enable_x64
+
+_xla = xla_client._xla
+FORMAT = 1  # of the blobs; part of every key
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheck:
+    """What a row of a region's flags means: the node (its position in the region), and eager's error."""
+
+    node: int
+    error: str
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took.
+
+    `key` is the digest of its key in the compile cache; empty where it has none.
+    """
+
+    call: Callable[..., Any]
+    checks: tuple[RunCheck, ...]
+    seconds: float
+    name: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A fresh compilation: the executable, JAX's two objects from which bytes can be made, the seconds in JAX, and how
+    its rows were cut into blocks, in words."""
+
+    executable: Executable
+    lowered: Any
+    compiled: Any
+    tracing: float
+    blocks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Instead of an executable: the node (its position in the region) that has no lowering after all, and why."""
+
+    node: int
+    reason: str
+
+
+class NotPortable(Exception):
+    """An executable that cannot be kept as bytes; the text says why."""
+
+
+class Unloadable(Exception):
+    """Verified bytes that are no executable for this process; the text says why."""
+
+
+def direct(
+    loaded: Any, outputs: Sequence[Home], rows: int, scratch: Sequence[Home] = ()
+) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
+    """The call of a loaded executable that returns `outputs` and `rows` rows of flags (one of zeros where it has none).
+
+    It finds the `scratch` memory that it takes beside its arguments by itself.
+
+    Nothing is checked but what XLA checks by itself: the number and the sizes of the arguments, and that none has been
+    donated before.
+    """
+    sharding = jax.sharding.SingleDeviceSharding(device())
+
+    def handler(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        return _xla.array_result_handler(
+            jax.core.ShapedArray(shape, dtype), sharding, committed=False, _skip_checks=True
+        )
+
+    with enable_x64(True):
+        handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
+        handlers.append(handler((max(rows, 1), 2), np.dtype(np.int64)))
+    execute = loaded.execute_sharded
+    keep_blocks()
+
+    def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        if scratch:
+            arrays = (*arrays, *[SCRATCH.take(home) for home in scratch])
+        made = execute(arrays).consume_with_handlers(handlers)
+        flags = made.pop()
+        return made, flags
+
+    return call
+
+
+# What calls out of XLA's own code, by the beginnings of the names. A finished executable finds these functions only in
+# a process that has registered them, and jumps to address 0 elsewhere: what is in no row is not kept.
+_PREPARE: dict[str, Callable[[], None]] = {
+    "lapack_": lapack.prepare,
+    "mhlo.": lambda: None,
+    "chlo.": lambda: None,
+    "TopK": lambda: None,
+    "Sharding": lambda: None,
+    "LayoutConstraint": lambda: None,  # the compiler has taken it out
+}
+_CUSTOM_CALL = re.compile(r"custom_call @([\w.]+)")
+
+
+def _family(target: str) -> str | None:
+    return next((family for family in _PREPARE if target.startswith(family)), None)
+
+
+def to_blobs(lowered: Any, compiled: Any, executable: Executable) -> dict[str, bytes]:
+    """An executable as the blobs of a cache entry, from JAX's `Lowered` and `Compiled` of it.
+
+    Raises:
+        NotPortable: it calls into this process, or XLA cannot serialise it.
+    """
+    targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
+    foreign = [t for t in targets if _family(t) is None]
+    if foreign:
+        raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")
+    loaded = compiled.runtime_executable()
+    try:
+        code = loaded.client.serialize_executable(loaded)
+    except Exception as error:  # XLA's own error types differ from version to version
+        raise NotPortable(f"XLA cannot serialise it: {str(error)[:200]}") from error
+    checks = [[c.node, c.error, c.message] for c in executable.checks]
+    families = sorted({family for t in targets if (family := _family(t))})
+    return {"executable": code, "about": _text(checks=checks, families=families, seconds=executable.seconds)}
+
+
+def failure_blobs(failure: Failure) -> dict[str, bytes]:
+    """What keeps the next process from trying the same in vain."""
+    return {"about": _text(failed=[failure.node, failure.reason])}
+
+
+def _text(**about: Any) -> bytes:
+    return json.dumps({"format": FORMAT, **about}).encode()
+
+
+def from_blobs(
+    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, scratch: Sequence[Home] = ()
+) -> Executable | Failure:
+    """What the verified blobs of a cache entry hold. Neither traces nor lowers.
+
+    Raises:
+        Unloadable: nothing that this process can run.
+    """
+    try:
+        about = json.loads(blobs["about"])
+        if about["format"] != FORMAT:
+            raise Unloadable(f"format {about['format']}, this version reads {FORMAT}")
+        if "failed" in about:
+            return Failure(int(about["failed"][0]), str(about["failed"][1]))
+        checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
+        for family in about["families"]:
+            _PREPARE[family]()
+        devices = _xla.DeviceList((device(),))
+        loaded = device().client.deserialize_executable(blobs["executable"], executable_devices=devices)
+        return Executable(direct(loaded, outputs, len(checks), scratch), checks, float(about["seconds"]), name)
+    except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
+        # RuntimeError is what XLA raises: JaxRuntimeError is one.
+        raise Unloadable(f"{type(error).__name__}: {str(error)[:200]}") from error

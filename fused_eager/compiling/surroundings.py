@@ -1,0 +1,169 @@
+"""Surroundings: everything besides the region that its machine code depends on, as named parts of a key.
+
+Too much in a key costs a compilation, too little a wrong number: what is in doubt is in.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import torch
+from jaxlib import xla_client
+
+from fused_eager import fusion_rules
+from fused_eager.cache import Origin, Unencodable
+from fused_eager.fusion_rules.cores import usable_cores
+from fused_eager.fusion_rules.precision import switches
+
+from .. import lowering, xla
+from ..memory import scratch
+from ..planning import forms
+from . import canonical, executable
+from . import compile as compiling
+
+# JAX's options that change what is traced or how XLA compiles it.
+_JAX_OPTIONS = (
+    "jax_allow_f16_reductions",
+    "jax_cpu_collectives_implementation",
+    "jax_debug_nans",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_jit",
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_legacy_prng_key",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_num_cpu_devices",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_optimization_level",
+    "jax_pjrt_client_create_options",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_partitionable",
+    "jax_use_direct_linearize",
+    "jax_xla_profile_version",
+)
+
+
+@functools.cache
+def lowering_digest() -> str:
+    """64 hex digits that stand for the code that turns a region into a JAX function.
+
+    Raises:
+        Unencodable: the source is not there to be read.
+    """
+    packages, modules = (fusion_rules, lowering), (canonical, compiling, executable, forms, scratch, xla)
+    files = [path for package in packages for path in Path(package.__file__ or "").parent.glob("*.py")]
+    files += [Path(module.__file__ or "") for module in modules]
+    total = hashlib.sha256(b"fused-eager/lowering/1\0")
+    try:
+        for path in sorted(files, key=lambda p: p.name):
+            total.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    except OSError as error:
+        raise Unencodable("lowering", f"the library's own source cannot be read: {error}") from error
+    return total.hexdigest()
+
+
+@functools.cache
+def cpu() -> Mapping[str, Any]:
+    """This machine's processor, as XLA tunes for it: architecture, model, instruction sets.
+
+    Raises:
+        Unencodable: the system does not tell.
+    """
+    rows: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError as error:
+        raise Unencodable("cpu", f"the processor's features are unknown here: {error}") from error
+    for line in text.split("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        rows[name.strip()] = value.strip()
+    features = rows.get("flags", rows.get("Features", ""))
+    if not features:
+        raise Unencodable("cpu", "/proc/cpuinfo names no features")
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+    return {
+        "architecture": platform.machine(),
+        "model": " ".join(rows[name] for name in names if name in rows),
+        "features": sorted(set(features.split())),
+    }
+
+
+@functools.cache
+def _of_process() -> Mapping[str, Any]:
+    """What is fixed once XLA has started."""
+    device = xla.device()
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "torch": str(torch.__version__),
+        "lowering": lowering_digest(),
+        "backend": {
+            "platform": device.platform,
+            "version": device.client.platform_version,
+            "device": device.device_kind,
+        },
+        "cpu": cpu(),
+        # XLA cuts loops for the threads it has.
+        "threads": {"cores": usable_cores(), "NPROC": os.environ.get("NPROC", "")},
+        # The flags in words, and what XLA made of them when it read them.
+        "xla_flags": " ".join(os.environ.get("XLA_FLAGS", "").split()),
+        "xla_options": hashlib.sha256(xla_client.CompileOptions().SerializeAsString()).hexdigest(),
+    }
+
+
+def parts(bounds: bool, salt: str) -> dict[str, Any]:
+    """The named parts of a key besides the region: as `Config.check_bounds` and `Config.cache_salt` say, and now.
+
+    Raises:
+        Unencodable: something here cannot be told from what another machine may have.
+    """
+    options = {}
+    for name in _JAX_OPTIONS:
+        value = getattr(jax.config, name, None)
+        value = value.value if isinstance(value, enum.Enum) else value
+        if value is not None and type(value) not in (bool, int, float, str):
+            raise Unencodable(f"numerics.{name}", f"{value!r:.60} has no canonical form")
+        if value:
+            options[name] = value
+    return {
+        **_of_process(),
+        "format": executable.FORMAT,
+        "numerics": {**dict(switches()), **options, "default_dtype": str(torch.get_default_dtype())},
+        "check_bounds": bounds,
+        "salt": salt,
+    }
+
+
+def of_choice(salt: str, torch_threads: int, followed_in: str) -> dict[str, Any]:
+    """The named parts of the key of a choice besides the regions, whose own keys say which options they were made with.
+
+    How fast ATen is depends on its threads, and how fast ops are recorded on who follows them. Raises Unencodable as
+    `parts` does.
+    """
+    found = _of_process()
+    threads = {**found["threads"], "torch": torch_threads}
+    return {**found, "threads": threads, "follower": followed_in, "salt": salt}
+
+
+def origin() -> Origin:
+    """This machine, for entries to name and to be compared with. Raises Unencodable as `parts` does."""
+    here = cpu()
+    return Origin(here["model"][:200], xla.device().device_kind, tuple(here["features"]))
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries, for people who look at an entry."""
+    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "torch": str(torch.__version__)}

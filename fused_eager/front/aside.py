@@ -1,0 +1,256 @@
+"""Aside: where torch alone is faster for whole turns of a loop, the front door leaves torch's stack of modes.
+
+Passing an op on costs as much as a small op itself, so a native stretch of tiny ops is slow as long as the mode is
+there. But what is not there sees nothing and has to be called back. A *turn* is what comes round in Python, outside of
+any op: an optimizer step, a `sync()`, or, where neither comes (generating text), the read of a value. At a turn the
+front door may step aside, and at a later one it returns.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import quiet
+from ..choosing.pace import Turn
+from ..choosing.stretch import FACTOR, Place, Steady
+from ..choosing.whole import TIMED
+from ..log.events import LOG
+from ..log.reasons import Reason
+from ..memory.buffers import LOCK
+from ..memory.heap import WATCH
+from ..running import run
+from ..tracing.stream import STREAMS, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # torch's; typing has it from Python 3.11 on
+
+    from .intercept import FrontDoor
+
+READS = 2  # values that are read without another kind of turn until reads are taken for one
+LEAST = 4  # sync points that a spell has to last to be worth the change
+TOGETHER = 8  # reads whose times are compared with those of so many others
+LOOKED_AT = 2 * TIMED  # turns, to begin with; after that
+GLANCE = 1e-3  # seconds apart: turns that come faster are counted, and not looked at
+TOLD_EVERY = 5.0  # seconds
+
+
+@dataclass
+class Turns:
+    """The turns of one kind while torch is alone: how many, since they were last told of, and what they take."""
+
+    kind: Turn
+    since: float  # when the one that is under way began; 0 where that is not known
+    count: int = 0
+    fastest: float = math.inf
+    slowest: float = 0.0
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKED_AT))  # seconds of each
+    _spent: float = 0.0  # by those that have not been compared yet,
+    _fresh: int = 0  # and how many these are
+    _steady: Steady = field(default_factory=Steady)
+
+    def ended(self, now: float, turns: int = 1) -> bool:
+        """One has ended, or so many since the last that was told. False when it has become clear that they take another
+        time now."""
+        began, self.since = self.since, now
+        self.count += turns
+        if not began:
+            return True
+        took = (now - began) / turns
+        self.last.append(took)
+        self.fastest, self.slowest = min(self.fastest, took), max(self.slowest, took)
+        self._spent, self._fresh = self._spent + now - began, self._fresh + turns
+        # A turn of a loop may read several values, one long after the one before it and the others not.
+        together = TOGETHER if self.kind == "read" else 1
+        if self._fresh < together:
+            return True
+        usual = together * self._spent / self._fresh
+        self._spent, self._fresh = 0.0, 0
+        return self._steady.holds(usual)
+
+    @property
+    def usual(self) -> float:
+        """What the fastest took, in seconds, if all took about as long; else 0."""
+        return self.fastest if self.slowest <= FACTOR * self.fastest < math.inf else 0.0
+
+    @property
+    def middle(self) -> float:
+        """What they take in the middle, in seconds, without the first one, which pays for the change; 0 if not two have
+        ended since. Of an even number: every other one may be of another optimizer."""
+        after = list(self.last)[-((len(self.last) - 1) // 2 * 2) :]
+        return statistics.median(after) if len(self.last) > 2 else 0.0
+
+
+class StepsAside(TorchDispatchMode):
+    """The mode of a thread whose ops go into `stream`, which can leave the thread's stack of modes and come back.
+
+    `lender` is that of the thread in whose name this one is there, `lent` are those that are there in its own.
+    """
+
+    def __init__(self, stream: Stream, lender: Self | None):
+        super().__init__()
+        self.stream = stream
+        self.lender = lender
+        self.lent: set[Self] = set()
+        self.aside = False  # torch runs alone, because that was measured to be faster
+        self.reads = 0  # values that were read since the last other turn
+        self.backwards = 0  # passes since the last turn
+        self.unseen: dict[Turn, int] = dict.fromkeys(get_args(Turn), 0)  # turns since one of their kind was looked at
+        self._looks = 0  # while aside
+        self.blind_until = 0.0  # while aside: till then turns need not be looked at
+        self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
+        self._until = 0.0  # when it comes back
+        self._turns = Turns("step", 0.0)  # in that time
+        self._left = 0.0  # since when, or since it was last told of
+
+    @property
+    def waits_for(self) -> Turn:
+        """The kind of turn that it comes back at; "entry": whatever comes first."""
+        return self._turns.kind
+
+    def someone_is_aside(self) -> bool:
+        """Whether this one is aside, or one of those in whose name it is there: a thread may start threads."""
+        return self.aside or (self.lender is not None and self.lender.someone_is_aside())
+
+    def step_aside(self, turn: Turn, until: float) -> None:
+        """Leave this thread's stack of modes until then, and for as long as it is to run natively in any case.
+        Nothing may be pending in its stream.
+        """
+        modes = quiet.stack()
+        if self in modes:
+            self._below, self._until, self._left = modes[: modes.index(self)], until, time.perf_counter()
+            self.aside, self._looks = True, 0
+            self.unseen.update(dict.fromkeys(self.unseen, 0))
+            self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
+            quiet.restack([mode for mode in modes if mode is not self])
+
+    def overlooks(self, turn: Turn) -> bool:
+        """A turn has come. Whether it is counted and no more, as torch is alone: loops of short turns would feel it."""
+        if time.perf_counter() >= self.blind_until:
+            return False
+        self.unseen[turn] += 1
+        return True
+
+    def stood_aside(self, turn: Turn) -> None:
+        """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
+        now, turns, same = time.perf_counter(), self._turns, True
+        ended, self.unseen[turn] = 1 + self.unseen[turn], 0
+        if turns.kind == "entry":
+            turns.kind = turn
+        if turn == turns.kind:
+            same = turns.ended(now, ended)  # else it is another program now
+            if now - self._left > TOLD_EVERY:
+                self._tell()
+            self.stream.spell.passed_sync(ended)
+        if not same:
+            self.stream.pace.whole.forget()
+        if not same or (now >= self._until and not self.stream.spell.left):
+            self.come_back()
+        else:
+            self._looks += 1
+            self.blind_until = now + GLANCE if self._looks >= LOOKED_AT else 0.0
+
+    def come_back(self) -> None:
+        """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
+        modes = quiet.stack()
+        if self._below is not None and modes[: len(self._below)] == self._below:
+            modes.insert(len(self._below), self)
+            quiet.restack(modes)
+            self._return()
+
+    def _tell(self) -> None:
+        """Say how long torch has been alone: a live view has nothing else to go by."""
+        now = time.perf_counter()
+        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._left)
+        self._turns.count, self._left = 0, now
+
+    def _return(self) -> None:
+        self._below, self.aside, self.blind_until = None, False, 0.0
+        self._turns.count += self.unseen[self._turns.kind]
+        self._tell()
+        self.stream.pace.resume(self._turns.usual, self._turns.middle)
+
+    def __exit__(self, *error: Any) -> None:
+        if self._below is not None:
+            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
+            self._return()
+        super().__exit__(*error)
+
+
+def entered(door: FrontDoor, place: Place) -> None:
+    """The context was entered at `place`: where torch alone was faster for all of it, the front door steps aside."""
+    until = door.stream.pace.enter(place)
+    if time.perf_counter() < until and _is_alone(door):
+        _step(door, "entry", until)
+
+
+def turned(door: FrontDoor, turn: Turn) -> None:
+    """A turn has come: the front door may step aside, or come back. Not from inside an op."""
+    if door.hidden or door.overlooks(turn):
+        return
+    if torch._C._current_graph_task_id() != -1:
+        return  # a backward pass has a stack of modes of its own: what we did to it would not last
+    if door.aside:
+        WATCH.look()
+        door.stood_aside(turn)
+        return
+    if door not in quiet.stack():
+        return  # inside of an op: it is we who read
+    if turn != "read":
+        door.reads = 0
+    if turn != "backward":
+        door.backwards = 0
+    stream = door.stream
+    if not stream.config.measures or stream.pace.stepping or not _is_alone(door):
+        return
+    until = stream.pace.rest(turn)
+    if turn == "step":
+        until = stream.pace.turned() or until
+    if until or _rests(door):
+        _step(door, turn, until)
+
+
+def passed_backward(door: FrontDoor) -> None:
+    """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
+    if door.aside:
+        if door.waits_for in ("entry", "backward"):
+            turned(door, "backward")
+        return
+    inside = torch._C._current_graph_task_id() != -1
+    if not inside and _rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
+        _step(door, "entry", 0.0)
+
+
+def _step(door: FrontDoor, turn: Turn, until: float) -> None:
+    spell = door.stream.spell
+    with LOCK:
+        run.hand_over(Reason(spell.code if spell.left else "region.native"))
+        door.step_aside(turn, until)
+
+
+def read(door: FrontDoor) -> None:
+    """The program has read a value, and has it: where no other turn comes, this is one."""
+    door.reads += 1
+    if door.stream.pace.stepping:
+        return  # an optimizer reads for itself
+    if door.aside or (door.reads > READS and (_rests(door) or door.stream.pace.chose_native)):
+        turned(door, "read")
+
+
+def _rests(door: FrontDoor) -> bool:
+    spell = door.stream.spell
+    return spell.until is not None or spell.left >= LEAST
+
+
+def _is_alone(door: FrontDoor) -> bool:
+    """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
+    aside does not see that he reads one."""
+    mine = [each.stream for each in (door, *door.lent)]
+    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in STREAMS)

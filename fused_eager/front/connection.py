@@ -1,0 +1,104 @@
+"""Connecting the compiled follower with the runtime's objects: which they are, and what it asks in Python."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch._ops import OpOverload
+
+from ..choosing import pace
+from ..choosing.hotness import Spell
+from ..config import Config
+from ..follower.build import NAME
+from ..log import site
+from ..log.events import LOG
+from ..memory import buffers, trap, unwritten
+from ..recording import native, pending
+from ..running import run
+from ..tracing.opinfo import Kind, OpInfo, info_of
+from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
+from ..tracing.trace import Step
+from . import intercept
+
+# The numbers are those of `Treatment` in kernels.cpp. What is not here goes to Python.
+VIEW, COMPUTE, NATIVE_AT_MOST, READ = 1, 2, 3, 4
+TREATMENT = {
+    Kind.VIEW: VIEW,
+    Kind.ALLOCATE: VIEW,
+    Kind.COMPUTE: COMPUTE,
+    Kind.RANDOM: NATIVE_AT_MOST,
+    Kind.CHECK: NATIVE_AT_MOST,
+}
+
+
+def treatment_of(name: str, overload: str) -> tuple[OpInfo | None, bool, int]:
+    """What is known of an overload of `aten`, whether it writes a list, and how it is treated."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    op = getattr(packet, overload or "default", None)
+    if not isinstance(op, OpOverload):
+        return None, False, 0
+    info = info_of(op)
+    treatment = READ if op is torch.ops.aten._local_scalar_dense.default else TREATMENT.get(info.kind, 0)
+    return info, info.writes_list, treatment
+
+
+def settings_of(config: Config) -> tuple[bool, bool, bool, int]:
+    """What it has to know of a context's options."""
+    follows = config.mode == "fused" and config.follower != "python" and config.log != "ops"
+    return follows, config.measures, config.islands == "allow", config.max_pending
+
+
+def load(path: Path) -> ModuleType:
+    """Load what has been built, and register its kernels.
+
+    Raises:
+        ImportError, RuntimeError, AttributeError: it was made for another torch, or another state of the runtime.
+    """
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.connect(
+        **{kind.__name__: kind for kind in _CLASSES},
+        table=buffers.TABLE,
+        streams=STREAMS.refs,
+        backlog=run.BACKLOG,
+        site=vars(site),
+        acquire=buffers.LOCK.acquire,
+        release=buffers.LOCK.release,
+        native_input=pending.native_input,
+        open_native=pending.open_native,
+        must_stay=native.must_stay,
+        is_awaited=native.is_awaited,
+        release_buffer=buffers.release,
+        with_scalars=Node.with_scalars,
+        treatment_of=treatment_of,
+        settings_of=settings_of,
+        is_internal=site.is_internal,
+        count=LOG.count,
+        flags_at=trap.FLAGS_AT,
+        unwritten=unwritten.address(),
+        unwritten_least=unwritten.LEAST,
+        unwritten_most=unwritten.MOST,
+    )
+    module.open(True)
+    atexit.register(module.open, False)  # a thread that goes on would look for an interpreter
+    return module
+
+
+_CLASSES = (
+    intercept.FrontDoor,
+    buffers.Buffer,
+    Stream,
+    Step,
+    Node,
+    pace.Pace,
+    Spell,
+    DeviceInput,
+    NativeInput,
+    site.Place,
+)

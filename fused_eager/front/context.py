@@ -1,0 +1,234 @@
+"""The context: `with fused_eager():` opens the front door of a thread, and closes it with everything finished."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from .. import follower
+from ..compiling import background
+from ..compiling.caching import keeper
+from ..config import Config, resolve
+from ..log import site
+from ..log.reasons import Reason
+from ..running import run
+from ..tracing.allowance import ALLOWANCE, limits
+from . import guards, leaving, signals, threads
+from .aside import entered, turned
+from .intercept import FrontDoor, boundary, passed_sync
+from .threads import THREAD, ThreadState
+
+F = TypeVar("F", bound=Callable[..., Any])
+_IN_PIECES = (
+    (inspect.iscoroutinefunction, "a coroutine"),
+    (inspect.isasyncgenfunction, "an asynchronous generator"),
+    (inspect.isgeneratorfunction, "a generator"),
+)
+
+
+def _refuse_pieces(function: Callable[..., Any]) -> None:
+    for is_kind, kind in _IN_PIECES:
+        if is_kind(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"fused_eager cannot decorate {name}, which is {kind}: it runs in pieces, between those of others "
+                "in its thread. Write `with fused_eager():` around what it calls, or around the loop that runs it"
+            )
+
+
+def current_mode() -> str:
+    """The mode of the innermost open context of this thread: "debug", "strict", "fused" or "off"."""
+    return THREAD.door.stream.config.mode if THREAD.door is not None else "off"
+
+
+def sync(*, compiled: bool = False) -> None:
+    """Finish all pending work of this thread: afterwards every tensor's memory holds its value.
+
+    With `compiled`, wait as well until what is being compiled in the background is compiled.
+
+    Raises:
+        Exception: what a pending op would have raised in eager, with the op and its line in the message.
+    """
+    door = THREAD.door
+    if door is not None:
+        run.settle_all(Reason("sync.call"), only=door.stream)
+        if not door.aside:
+            passed_sync(door.stream)
+            boundary(door.stream, site.here(), True)
+        turned(door, "sync")
+    if compiled:
+        background.wait()
+
+
+class fused_eager:
+    """Run the PyTorch code in the body, or in the decorated function, traced and fused on the fly.
+
+    >>> with fused_eager():
+    ...     train()
+    >>> @fused_eager(mode="strict")
+    ... def step(batch): ...
+
+    A context belongs to its thread: one in the body of a generator or a coroutine is open, too, for whatever runs
+    between two pieces of that.
+
+    Args:
+        mode: "debug", "strict", "fused" or "off"; None takes FUSED_EAGER_MODE, else "fused". Inside another context,
+            None keeps that one's mode.
+        options: any option that `python -m fused_eager config` lists.
+
+    Raises:
+        OptionError: an unknown option or a value that is not allowed.
+        TypeError: the function to be decorated is a generator or a coroutine.
+    """
+
+    def __init__(self, mode: str | None = None, **options: Any):
+        self.place: Any = None  # what tells its entry from others, if not the line
+        self.options = {"mode": mode, **options}
+        resolve(self.options)  # a mistake is told where it is written, not where the context is entered
+
+    def __new__(cls, mode: Any = None, **options: Any) -> Any:
+        if inspect.isroutine(mode):
+            return cls(**options)(mode)  # `@fused_eager` without parentheses
+        return super().__new__(cls)
+
+    def __call__(self, function: F) -> F:
+        _refuse_pieces(function)
+
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            context = fused_eager(**self.options)
+            context.place = getattr(function, "__code__", None)
+            with context:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+    def __enter__(self) -> fused_eager:
+        thread = THREAD
+        config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        writer = self._writer(thread, config)
+        if thread.door is None:
+            if config.mode != "off":
+                self._open(config, self.place or site.here())
+        else:
+            if thread.door.lender is not None and len(thread.configs) == 1:
+                guards.install()
+                threads.keep(thread.door)
+            self._switch(thread.door, config)
+        thread.configs.append(config)
+        thread.writers.append(writer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread = THREAD
+        thread.configs.pop()
+        writer = thread.writers.pop()
+        try:
+            self._leave(thread, error)
+        finally:
+            if writer is not None:
+                from ..reporting.writer import detach
+
+                detach(writer)
+
+    def _leave(self, thread: ThreadState, error: BaseException | None) -> None:
+        door = thread.door
+        if door is None:
+            return
+        goes_on = any(c.mode != "off" for c in thread.configs)
+        try:
+            if goes_on:
+                try:
+                    self._switch(door, thread.configs[-1])
+                finally:
+                    if door.lender is not None and len(thread.configs) == 1:
+                        guards.uninstall()
+                        threads.give_back(door)
+            else:
+                self._end(door)
+        except Exception as late:
+            if error is None:
+                raise
+            # The body's own exception wins; what the pending work raised is told with it.
+            if hasattr(error, "add_note"):
+                error.add_note(f"fused_eager: pending work failed as well: {type(late).__name__}: {late}")
+        finally:
+            if not goes_on:
+                self._close(door)
+
+    @staticmethod
+    def _writer(thread: ThreadState, config: Config) -> Any:
+        """Who writes this context's event log; None if nobody, or who writes that of the context around it."""
+        if not config.report or config.mode == "off" or any(c.report == config.report for c in thread.configs):
+            return None
+        from ..reporting.writer import attach
+
+        return attach(config)
+
+    @staticmethod
+    def _open(config: Config, place: Any) -> None:
+        signals.hold()
+        try:
+            leaving.arrange()
+            keeper(config)
+            follower.enter(config)
+            door = FrontDoor(config)
+            if "torch._dynamo.trace_rules" in sys.modules:
+                guards.hide_from_dynamo()
+            guards.install()
+            door.__enter__()
+        except BaseException:
+            signals.release()
+            raise
+        THREAD.door = door
+        if limits(config):
+            ALLOWANCE.enter(door.stream.spell)
+        if config.measures:
+            entered(door, place)
+
+    @staticmethod
+    def _end(door: FrontDoor) -> None:
+        stream, began = door.stream, time.perf_counter()
+        try:
+            if stream.config.measures:
+                if not door.aside:
+                    # What is done to leave belongs to the last stretch, whether it has ended by now or not.
+                    waiting = stream.pace.waiting
+                    run.settle_all(Reason("cut.exit"), only=stream)
+                    if waiting:
+                        stream.pace.amend(time.perf_counter() - began)
+                    else:
+                        boundary(stream, site.here(), True)
+                stream.pace.leave(door.aside)
+                ALLOWANCE.look()
+        finally:
+            threads.close(door)
+
+    @staticmethod
+    def _close(door: FrontDoor) -> None:
+        THREAD.door = None
+        try:
+            door.__exit__(None, None, None)
+        finally:
+            guards.uninstall()
+            signals.release()
+
+    @staticmethod
+    def _switch(door: FrontDoor, config: Config) -> None:
+        if config == door.stream.config:
+            return
+        door.come_back()
+        if config.mode == "off":
+            run.settle_all(Reason("cut.options"), only=door.stream)
+        else:
+            keeper(config)
+            follower.enter(config)
+            run.flush(door.stream, Reason("cut.options"))
+        door.stream.config = config

@@ -1,0 +1,256 @@
+"""Guards: what has to happen around calls that no dispatcher sees, as long as a context is open.
+
+Raw access has to see finished values (`readers`); `backward()` and an optimizer step are where a loop is cut; a new
+thread or process must not meet a pending value. All of it is undone when the last context closes: importing and leaving
+change nothing.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing.pool
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fused_eager.fusion_rules.lowering import leaves
+
+from .. import follower
+from ..compiling import telling
+from ..log.reasons import Reason
+from ..memory.buffers import TABLE
+from ..quiet import adopt, inside, is_own
+from ..recording import native
+from ..running import run
+from . import aside, readers
+from .intercept import passed_sync, stepped
+from .readers import natively
+from .threads import current_door, in_context_of
+
+# Their checks fail under any dispatch mode, torch's own included: they run on finished tensors, natively.
+TRACERS: tuple[str, ...] = ("trace", "trace_module")
+PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # what cannot hold a tensor
+
+_lock = threading.Lock()
+_users = 0
+_undo: list[Callable[[], None]] = []
+
+
+# A context may be entered in a loop: what was put in place of a callable is made once.
+_made: dict[tuple[Any, str], tuple[Any, Any]] = {}
+
+
+def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    own = name in vars(owner)
+    known = _made.get((owner, name))
+    if known is None or known[0] is not original:
+        known = _made[owner, name] = original, make(original)
+    setattr(owner, name, known[1])
+
+    def undo() -> None:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    _undo.append(undo)
+
+
+def _settle_everything(reason: Reason) -> None:
+    """Before something that may look at any tensor from outside; not from inside the runtime."""
+    if not inside():
+        run.settle_all(reason)
+
+
+def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        if inside() or is_own(thread):
+            adopt(thread)
+        elif door is not None:
+            thread.run = functools.partial(in_context_of, door, thread.run)  # type: ignore[method-assign]
+        else:
+            _settle_everything(Reason("sync.thread", "a thread starts"))
+        return original(thread, *args, **kwargs)
+
+    return start
+
+
+def _before_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def submit(pool: Any, job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        if inside() or door is None:
+            return original(pool, job, *args, **kwargs)
+        return original(pool, in_context_of, door, job, *args, **kwargs)
+
+    return submit
+
+
+def _finished_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _settle_everything(Reason("sync.thread", "a pool gets work"))
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _before_put(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def put(box: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        # Whoever takes it out may be a thread that was there before the context. What is hidden in an object or a
+        # function cannot be known, so all is finished for those.
+        if not all(isinstance(a, _PLAIN) for a in leaves([item])):
+            _settle_everything(Reason("sync.thread", "an object is put in a queue"))
+        return original(box, item, *args, **kwargs)
+
+    return put
+
+
+def hide_from_dynamo() -> None:
+    """Tell torch's compiler not to trace the library itself when it runs inside a context."""
+    from torch._dynamo import trace_rules as rules
+
+    # Once: each time makes torch's list, and the pattern made of it, longer.
+    if not hasattr(rules, "_fused_eager_told"):
+        for package in PACKAGES:
+            rules.add(package)
+        rules._fused_eager_told = True  # type: ignore[attr-defined]
+
+
+def _before_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hide_from_dynamo()
+        # Dynamo compiles nothing below a dispatch mode: the function runs as written, which `fullgraph` would refuse.
+        if kwargs.get("fullgraph") and current_door() is not None:
+            kwargs["fullgraph"] = False
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _settle_everything(reason)
+            return natively(original, *args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        if door is None:
+            return original(*args, **kwargs)
+        if not door.aside and door.stream.spell.left and native.nothing_is_pending():
+            out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
+        else:
+            out = original(*args, **kwargs)
+        if not door.aside:
+            door.backwards += 1
+            # What follows is most often an optimizer's step, and a thread that rests had better go on where a round
+            # begins.
+            cut(Reason("cut.backward"), is_turn=door.backwards > 1)
+        aside.passed_backward(door)
+        return out
+
+    return call
+
+
+def cut(reason: Reason, is_turn: bool = True) -> None:
+    """Flush the calling thread's stream, if it has one in mode fused. Where it rests until something has happened, it
+    goes on if that `is_turn`."""
+    door = current_door()
+    if door is not None and not door.aside and door.stream.config.mode == "fused":
+        if is_turn or door.stream.spell.until is None:
+            passed_sync(door.stream)
+        run.flush(door.stream, reason)
+        follower.attend()
+
+
+def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+    door = current_door()
+    if door is not None:
+        door.stream.pace.stepping = True
+
+
+def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    door = current_door()
+    if door is not None:
+        if not door.aside:
+            cut(Reason("cut.optimizer", type(optimizer).__name__))
+        stepped(door)
+
+
+def install() -> None:
+    """Count one more open context; put the guards in place for the first."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        for guard in readers.READERS:
+            _patch(guard.owner, guard.name, functools.partial(readers.settling, guard))
+        for name in readers.NUMBERS:
+            _patch(torch.Tensor, name, readers.noticing)
+        for name in TRACERS:
+            _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
+        _patch(torch, "compile", _before_compile)
+        _patch(torch.autograd, "backward", _after_backward)
+        _patch(threading.Thread, "start", _before_start)
+        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before_submit)
+        for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
+            _patch(multiprocessing.pool.Pool, name, _finished_first)
+        _patch(queue.Queue, "put", _before_put)
+        _undo.append(readers.meet_composites())
+        _undo.append(register_optimizer_step_pre_hook(_optimizer_steps).remove)
+        _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
+        _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
+
+
+def uninstall() -> None:
+    """Count one context less; take the guards away after the last."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            while _undo:
+                _undo.pop()()
+
+
+def _before_fork() -> None:
+    if not TABLE:
+        return
+    try:
+        _settle_everything(Reason("sync.fork"))
+    except Exception as error:
+        # Whatever is raised in this hook is printed and forgotten: the parent is told at its next sync.
+        run.BACKLOG.owed.append((threading.get_ident(), error))
+
+
+def _in_child() -> None:
+    from . import intercept
+
+    # XLA's threads do not exist here. Everything was bound before the fork, so ATen can go on alone.
+    intercept.enter_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -1,0 +1,321 @@
+"""The front door for CPU tensors: a TorchDispatchMode that hands each op to the recorder.
+
+A front door decides only how ops arrive. Everything behind it (`record`, `run`, `native`) knows tensors and overloads,
+so a second one, a device of its own, needs no change there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import follower, quiet
+from ..compiling import background
+from ..config import Config
+from ..log import site
+from ..log.events import LOG
+from ..log.reasons import OUTSIDE, Reason
+from ..memory.buffers import LOCK
+from ..recording import native, record
+from ..recording.native import nothing_is_pending
+from ..running import choices, run
+from ..tracing.allowance import ALLOWANCE, limits
+from ..tracing.calls import shape_of
+from ..tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from ..tracing.stream import Stream
+from .aside import StepsAside, turned
+
+_modes_below = torch._C._len_torch_dispatch_stack
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+_plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True, FakeTensor: False}
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether tensors of this type behave below autograd like torch.Tensor: no `__torch_dispatch__` of their own."""
+    found = _plain_types.get(kind)
+    if found is None:
+        found = _plain_types[kind] = kind.__torch_dispatch__ is _PLAIN_DISPATCH  # type: ignore[attr-defined]
+    return found
+
+
+class Watcher(TorchDispatchMode):
+    """A mode that is entered before a context to see what runs natively in it, and nothing else."""
+
+
+def _only_watchers() -> bool:
+    return all(isinstance(mode, Watcher) for mode in quiet.stack())
+
+
+class FrontDoor(StepsAside):
+    """Intercepts the ops of one thread and records them in its stream."""
+
+    def __init__(self, config: Config, lender: FrontDoor | None = None):
+        super().__init__(Stream(config), lender)
+        self.open = True  # whether threads that are started may still enter in its name
+        self.hidden = False  # taken off the stack of modes for the length of a call
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap every call in a guard against its own compiler, which costs as much as the op.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # As in `unobserved`, but without an object: making one is what lets the collector run.
+        if not gc.isenabled():
+            return self._dispatch(func, types, args, kwargs)
+        gc.disable()
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        finally:
+            gc.enable()
+
+    def _begin(self, func: Any, args: Any) -> None:
+        """The first op since the last boundary."""
+        stream = self.stream
+        pace = stream.pace
+        if not stream.config.measures:
+            pace.waiting = False
+        elif self.lender is not None and self.lender.someone_is_aside():
+            pace.go_along()
+        elif pace.begin(site.here(), id(func), list(_shapes(args))):
+            if pace.native:
+                # What is on the device would be fetched one by one, and looked for at every op.
+                run.hand_over(Reason("region.native"), only=stream)
+            else:
+                run.take_over()
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        stream = self.stream
+        pace = stream.pace
+        if pace.waiting:
+            self._begin(func, args)
+        natively = stream.spell.is_on() or (pace.native and stream.config.measures)
+        if natively and id(func) in _HARMLESS and nothing_is_pending():
+            return func(*args, **(kwargs or {}))
+        if _modes_below() and not _only_watchers():
+            return _pass_on(stream, func, args, kwargs or {})
+        for kind in types:
+            if not _is_plain(kind):
+                return NotImplemented
+        config = stream.config
+        mode = config.mode
+        if kwargs is None:
+            kwargs = {}
+        if mode == "off" or _in_child:
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            # A higher-order op calls its branches itself, on finished tensors.
+            run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+            return func(*args, **kwargs)
+        step = stream.expected()
+        # The op that came next last time is known without a look-up, which costs as much as a small op.
+        info = step.info if step is not None and step.info.op is func else info_of(func)
+        kind = info.kind
+        if natively and kind in _LEFT_ALONE and not info.writes_list:
+            _HARMLESS.add(id(func))
+        if kind is Kind.VIEW or kind is Kind.ALLOCATE:
+            return func(*args, **kwargs)
+        with LOCK:
+            if self.stream.config is not config:  # the thread that opened this context has just closed it
+                return self._dispatch(func, types, args, kwargs)
+            if stream.unfinished is not None:
+                run.flush(stream, Reason("cut.full", "after an interrupt"))
+            if kind is Kind.COMPUTE:
+                return self._compute(stream, mode, info, args, kwargs)
+            return self._other(stream, info, args, kwargs)
+
+    def _compute(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = self._computed(stream, mode, info, args, kwargs)
+        if info.writes_list:
+            # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
+            torch.autograd.graph.increment_version(args[info.written[0]])
+        return out
+
+    def _computed(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        config = stream.config
+        if config.log == "ops":
+            _print(info, args, kwargs)
+        if stream.spell.left:
+            return native.run_through(stream, info, args, kwargs, stream.spell.code)
+        if self.lender is not None and self.lender.someone_is_aside():
+            return native.run_through(stream, info, args, kwargs, "region.native")
+        if stream.pace.native and config.measures:
+            return native.run_through(stream, info, args, kwargs, "region.native")
+        before = len(stream.nodes)
+        begun = ALLOWANCE.begin(stream)
+        out = record.record(stream, info, args, kwargs)
+        if ALLOWANCE.is_used_up(stream, begun) and limits(config):
+            run.give_up(stream)
+            return out
+        pending = len(stream.nodes)
+        if mode == "fused":
+            if pending >= config.max_pending:
+                run.flush(stream, Reason("cut.full", f"{pending} ops"))
+            elif stream.strayed:
+                # Nobody knows whether this length will come again: what follows is not written down this time.
+                run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
+                stream.spell.rest_until_sync()
+        elif pending > before:
+            try:
+                run.flush(stream, Reason("mode.single"))
+            except Exception as error:  # of an op before this one, most likely
+                run.withdraw(stream, error)
+                raise
+            if mode == "debug":
+                run.wait()
+                run.check()
+                if config.check_nan:
+                    _find_nan(info, args, kwargs, out)
+        return out
+
+    def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        kind = info.kind
+        if kind is Kind.RANDOM:
+            name = RANDOM_UNLESS_ZERO.get(str(info.op))
+            if name is not None:
+                at = info.names.index(name)
+                drawn = args[at] if at < len(args) else kwargs.get(name, 0)
+                if not drawn:
+                    return self._compute(stream, stream.config.mode, info, args, kwargs)
+            return native.draw(stream, info, args, kwargs)
+        if kind is Kind.PARTS:
+            out = info.op(*args, **kwargs)
+            native.expose_parts([args, kwargs, out])
+            return out
+        if kind is Kind.CUSTOM:
+            return native.run_now(stream, info, args, kwargs, "a custom op may do more than compute")
+        if kind is Kind.COMPOSITE:
+            with self:
+                out = info.op.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+            return native.run_now(stream, info, args, kwargs, "its decomposition is not in Python's reach")
+        if kind is Kind.METADATA:
+            if "resize" in info.op._schema.name or info.op._schema.name == "aten::set_":
+                return native.change_storage(stream, info, args, kwargs)
+            return info.op(*args, **kwargs)
+        LOG.count(f"sync {info.op}")
+        place, waits = site.here(), native.is_away([args, kwargs])
+        if not waits and not info.written:
+            out = quiet.call(info.op, args, kwargs)
+        else:
+            if kind is Kind.CHECK:
+                code = "sync.check"
+            else:
+                code = "sync.shape" if torch.Tag.dynamic_output_shape in info.op.tags else "sync.value"
+            reason = Reason(code, str(info.op), site.describe(place))
+            if info.op is torch.ops.aten._local_scalar_dense.default:
+                out = native.read_number(info, args[0], reason)
+            else:
+                out = native.run_at_once(stream, info, args, kwargs, reason)
+        if kind is not Kind.CHECK:  # in the middle of a function that hands out tensors: the program reads nothing
+            looked_at(stream, place, waits)
+        return out
+
+
+def looked_at(stream: Stream, place: Any, waited: bool) -> None:
+    """The program has read a value at `place`; `waited`: the value was not in native memory before."""
+    passed_sync(stream)
+    # Where nothing is recorded or running, a number that was computed on the host ends a stretch as well.
+    boundary(stream, place, waited or not (stream.nodes or run.BACKLOG.launches))
+
+
+def passed_sync(stream: Stream) -> None:
+    """A sync point: where a thread that runs natively for a spell may go on recording."""
+    if stream.spell.left:
+        stream.pace.restart()
+        stream.spell.passed_sync()
+
+
+def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
+    """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
+    if stream.config.measures and not stream.pace.stepping:
+        if stream.spell.left or background.busy():
+            stream.pace.restart()
+            if not stream.spell.left and stream.pace.is_sampling:
+                background.disturb(stream.spell)
+        stream.pace.passed(place, waited, stepped)
+        running = stream.pace.running
+        if running is not None and running.owed:
+            choices.exchange(stream.config, running)
+
+
+def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
+    """Of the tensors that an op takes, or makes: `zeros` is told the shape."""
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            yield shape_of(a)
+        elif type(a) is list and a and all(type(n) is int and n >= 0 for n in a):
+            yield tuple(a)
+
+
+def stepped(door: FrontDoor) -> None:
+    """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
+    stream = door.stream
+    stream.pace.stepping = False
+    if stream.config.measures and stream.pace.unread and not door.aside:
+        # Nothing was read since the last one, so this is where the time is taken.
+        if stream.pace.is_sampling:
+            run.wait()
+        boundary(stream, site.here(), True, stepped=True)
+    turned(door, "step")
+
+
+# In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,
+# because the hash of an overload is computed in Python.
+_LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM, Kind.CHECK})
+_HARMLESS: set[int] = set()
+
+
+_in_child = False
+
+
+def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
+    if not (_in_child or stream.config.mode == "off"):
+        run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+        why = f"{type(quiet.stack()[-1]).__name__} {OUTSIDE}"
+        LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
+    return func(*args, **kwargs)
+
+
+def enter_child() -> None:
+    """In a forked child: every op runs natively from here on."""
+    global _in_child
+    _in_child = True
+    follower.close()
+
+
+def _print(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
+    def show(a: Any) -> str:
+        if isinstance(a, torch.Tensor):
+            return f"{str(a.dtype).removeprefix('torch.')}{list(shape_of(a) or ())}"
+        if isinstance(a, (list, tuple)):
+            return f"[{', '.join(map(show, a))}]"
+        return repr(a)
+
+    shown = [show(a) for a in args] + [f"{k}={show(v)}" for k, v in kwargs.items()]
+    print(f"{info.op}({', '.join(shown)})  # {site.describe(site.here())}", flush=True)
+
+
+def _find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none."""
+
+    def has_nan(tree: Any) -> bool:
+        for t in native.leaves(tree):
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()):
+                native.settle([t], Reason("sync.value", "check_nan"))
+                if not torch.isfinite(t).all():
+                    return True
+        return False
+
+    if has_nan([out]) and not has_nan([args, kwargs]):
+        raise FloatingPointError(f"{info.op} made the first NaN or infinity at {site.describe(site.here())}")

@@ -1,0 +1,234 @@
+"""Readers: what gets at a tensor's memory without going through the dispatcher finds finished values there.
+
+`numpy`, `data_ptr`, pickle, DLPack, printing: each is a row. While a context is open, `guards` puts what is made here
+in their places.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+from fused_eager.fusion_rules.lowering import leaves
+
+from .. import follower
+from ..log import site
+from ..log.reasons import Reason
+from ..memory.buffers import LOCK, TABLE, storage_of
+from ..quiet import stack, without
+from ..recording import native
+from ..running import run
+from . import aside
+from .intercept import FrontDoor, looked_at
+from .threads import THREAD, current_door
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether it
+    reads that of all its operands instead of the first alone."""
+
+    owner: Any
+    name: str
+    exposes: bool = False
+    operands: bool = False
+
+
+# Everything on this list reads a tensor's memory without going through the dispatcher.
+READERS: tuple[Guard, ...] = (
+    Guard(torch.Tensor, "numpy", exposes=True),
+    Guard(torch.Tensor, "__array__", exposes=True),
+    Guard(torch.Tensor, "__dlpack__", exposes=True),
+    Guard(torch.Tensor, "share_memory_", exposes=True),
+    Guard(torch.Tensor, "data_ptr", exposes=True),
+    Guard(torch.Tensor, "tolist"),
+    Guard(torch.Tensor, "is_pinned"),
+    Guard(torch.Tensor, "apply_"),
+    Guard(torch.Tensor, "map_", operands=True),
+    Guard(torch.Tensor, "new_tensor", operands=True),
+    Guard(torch.Tensor, "map2_"),
+    Guard(torch.Tensor, "untyped_storage"),
+    Guard(torch.Tensor, "_typed_storage"),
+    Guard(torch.Tensor, "storage"),
+    Guard(torch.Tensor, "is_shared"),
+    Guard(torch.Tensor, "__reduce_ex__"),
+    Guard(torch, "tensor"),
+    Guard(torch, "as_tensor"),
+    Guard(torch, "from_dlpack", exposes=True),
+    Guard(torch, "set_rng_state"),
+    Guard(torch, "to_dlpack", exposes=True),
+    Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
+    Guard(torch.Tensor, "__repr__"),
+    Guard(torch.Tensor, "__format__"),
+    Guard(torch.Tensor, "__deepcopy__"),
+)
+# These do go through the dispatcher, where a value is read; they are met to know when that is over.
+NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__")
+
+_listed = torch.Tensor.tolist  # the unpatched one
+
+
+def _between_0_and_1(self: torch.Tensor, q: torch.Tensor) -> None:
+    comparable = self.dtype is q.dtype and q.dim() <= 1 and self.numel() > 0  # else the composite says what is wrong
+    if comparable and not all(0 <= value <= 1 for value in _listed(q.reshape(-1))):
+        raise RuntimeError("quantile() q values must be in the range [0, 1]")
+
+
+@dataclass(frozen=True)
+class ReadingComposite:
+    """A composite in C++ that reads the memory of an operand (at `position`) before it dispatches anything, or, where
+    a mode is active, leaves out the `check` for which it would. Whoever has imported the function itself passes by a
+    patched name, so these are met in the dispatcher.
+    """
+
+    op: OpOverload
+    position: int
+    check: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+
+READING_COMPOSITES: tuple[ReadingComposite, ...] = (
+    ReadingComposite(torch.ops.aten.tensor_split.tensor_indices_or_sections, 1),
+    ReadingComposite(torch.ops.aten.quantile.default, 1, _between_0_and_1),
+    ReadingComposite(torch.ops.aten.nanquantile.default, 1, _between_0_and_1),
+)
+
+
+def _memory_of(t: torch.Tensor) -> torch.UntypedStorage | None:
+    """The memory in which a tensor has its values; None where it has none of its own."""
+    if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
+        return None
+    return storage_of(t)
+
+
+def _settled(t: torch.Tensor, guard: Guard) -> bool:
+    """Have a tensor's memory hold its value. Returns whether it did not before."""
+    storage = _memory_of(t)
+    if storage is None:
+        return False
+    with LOCK:
+        b = TABLE.get(storage._cdata)
+        if b is not None:
+            run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
+        # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
+        native.protect(storage)
+        if guard.exposes:
+            native.mark_exposed(storage)
+    return b is not None
+
+
+def settling(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What finishes the values that `original` reads, and calls it."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        door = THREAD.door
+        if native.nothing_is_pending():
+            if (door is None or door.hidden) and not guard.exposes:
+                return original(*args, **kwargs)  # as in printing, which reads each element of what is being read
+            if door is not None and door.aside and not door.hidden:
+                return _read_alone(door, guard, original, args, kwargs)
+        waited = []
+        for a in leaves([args, kwargs] if guard.operands else args[:1]):
+            if isinstance(a, torch.Tensor):
+                with torch._C.DisableTorchFunctionSubclass():
+                    waited.append(_settled(a, guard))
+        # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
+        # they find what they make, and that a print compiles nothing.
+        out = natively(original, *args, **kwargs)
+        if waited:
+            _was_read(any(waited))
+        return out
+
+    return call
+
+
+def _read_alone(door: FrontDoor, guard: Guard, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The same where torch is alone, and nothing is to be finished: it should cost no more than it must."""
+    reads = bool(args) and isinstance(args[0], torch.Tensor)
+    if reads and guard.exposes:
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = _memory_of(args[0])
+            if storage is not None:
+                native.mark_exposed(storage)
+    out = natively(original, *args, **kwargs)
+    if reads:
+        aside.read(door)
+    return out
+
+
+def _was_read(waited: bool) -> None:
+    door = current_door()
+    if door is None:
+        return
+    if not door.aside:
+        if door not in stack():
+            return  # inside of an op: it is we who read
+        looked_at(door.stream, site.here(), waited)
+    aside.read(door)
+
+
+def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls `original`, which reads one number, and notices that this has been read."""
+
+    @functools.wraps(original)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        number = original(*args, **kwargs)
+        door = THREAD.door
+        if door is None or door.hidden:
+            return number
+        if perf_counter() < door.blind_until:  # as in `overlooks`, without the call: loops that do little else feel it
+            door.unseen["read"] += 1
+            return number
+        aside.read(door)
+        follower.attend()
+        return number
+
+    return read
+
+
+def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` without this thread's front door."""
+    door = current_door()
+    if door is None or door.hidden:
+        return function(*args, **kwargs)
+    door.hidden = True
+    try:
+        if door.aside:
+            return function(*args, **kwargs)
+        with without(door):
+            return function(*args, **kwargs)
+    finally:
+        door.hidden = False
+
+
+def _settle_first(row: ReadingComposite) -> Callable[..., Any]:
+    op, guard = row.op, Guard(torch.Tensor, row.op._opname)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        _settled(args[row.position], guard)
+        if row.check is not None:
+            row.check(args[0], args[row.position])
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return kernel
+
+
+def meet_composites() -> Callable[[], None]:
+    """Give the reading composites kernels of ours; returns what takes them away again.
+
+    An override in torch's own namespace, for as long as a context is open: there is no Python name that all callers
+    go through.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for row in READING_COMPOSITES:
+        for key in ("CPU", "AutogradCPU"):
+            library.impl(row.op, _settle_first(row), key)
+    return library._destroy

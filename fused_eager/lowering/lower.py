@@ -1,0 +1,162 @@
+"""Lowering: a region becomes one JAX function over the homes of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fused_eager.fusion_rules.geometry import Geometry, apart, overwrite, read, reinterpret, write
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
+from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
+from fused_eager.fusion_rules.spec import JAX_DTYPE
+
+from ..planning.plan import Region
+from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
+from .images import Images
+
+
+class NodeFailed(Exception):
+    """A node of the region cannot be lowered: `index` in the stream, and why; `lasting` if no process ever could."""
+
+    def __init__(self, index: int, reason: str, lasting: bool = False):
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+        self.lasting = lasting
+
+
+@dataclass(eq=False)
+class Function:
+    """A region as a function of `(*inputs, floats, ints, *scratch)`, to be traced once; it does not read scratch.
+
+    `floats` and `ints` are the hoisted numbers of all nodes in order, as float64 and int64 vectors: two arguments,
+    however many learning rates there are. It returns the outputs and one int64 array of shape `[checks, 2]` with
+    (failed, offending value). `checks` holds, after tracing, (node index, check) for each row.
+    """
+
+    nodes: Sequence[Node]
+    region: Region
+    bounds: bool
+    checks: list[tuple[int, Check]] = field(default_factory=list)
+    # The values of the region that each value may be computed from in one loop with it.
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        self.checks.clear()
+        floats, ints = arrays[len(self.region.inputs) :][:2]
+        homes: dict[int, jax.Array] = dict(zip(self.region.inputs, arrays, strict=False))
+        views: dict[Use, jax.Array] = {}
+        self.sources.clear()
+        numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
+        source = {float: floats, int: ints}
+        images = Images(self.nodes, self.region)
+        for i in self.region.nodes:
+            node = self.nodes[i]
+            scalars = [Hoisted(source[type(s)][next(numbers[type(s)])], type(s)) for s in node.scalars]
+            reads = []
+            for use in node.uses:
+                if use.start is None and use in views:
+                    reads.append(views[use])
+                    continue
+                try:
+                    reads.append(_read(homes[use.vid], use, scalars))
+                except Exception as error:
+                    raise NodeFailed(i, f"a view cannot be lowered: {error}") from error
+                if use.start is None:
+                    views[use] = reads[-1]
+            self._node(i, node, reads, scalars, homes, images)
+            images.passed(node)
+        rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
+        flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
+        return [homes[v] for v in self.region.outputs], flags
+
+    def _node(
+        self,
+        index: int,
+        node: Node,
+        reads: list[jax.Array],
+        scalars: list[Hoisted],
+        homes: dict[int, jax.Array],
+        images: Images,
+    ) -> None:
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, Ref):
+                return reads[leaf.index]
+            return scalars[leaf.index] if isinstance(leaf, Hole) else leaf
+
+        if node.twin is None:
+            raise NodeFailed(index, "ATen has no functional overload of it")
+        outs = {a.name for a in node.op._schema.arguments if a.is_out}
+        args = [map_leaves(fill, a) for a in node.args]
+        kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
+        specs = tuple(r.spec for r in node.results)
+        places = Places(
+            by_columns=[x for use, x in zip(node.uses, reads, strict=True) if use.geometry.is_by_columns],
+            by_planes=[x for x, is_so in zip(reads, images.by_planes(node), strict=True) if is_so],
+            is_kept=images.is_kept(node),
+        )
+        try:
+            with apart(self._reads_apart(node)):
+                values, checks = lower(node.twin, args, kwargs, specs, self.bounds, places)
+        except NoLowering as error:
+            raise NodeFailed(index, str(error), lasting=True) from None
+        except Exception as error:
+            raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
+        self.checks.extend((index, c) for c in checks)
+        for result, value, start in zip(node.results, values, starts(node), strict=True):
+            dtype, shape = result.home
+            home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
+            with apart(result.base is None or self._writes_apart(node, result)):
+                if start is None:
+                    homes[result.vid] = write(home, result.geometry, value)
+                else:
+                    homes[result.vid] = _write_at(home, result.geometry, value, scalars[start].value)
+            # A written part is the end of a loop: what reads it later is computed from finished memory.
+            self.sources[result.vid] = self._read_by(node) if result.base is None else frozenset()
+
+    def _read_by(self, node: Node) -> frozenset[int]:
+        return frozenset().union(*({u.vid} | self.sources.get(u.vid, frozenset()) for u in node.uses))
+
+    def _reads_apart(self, node: Node) -> bool:
+        """Whether no operand of a node is computed from another, so that one can be written into the other."""
+        if rule_for(node.twin) is None:
+            return False  # a decomposition may write into what it reads
+        read = [u.vid for u in node.uses]
+        return len(set(read)) == len(read) and not any(
+            self.sources.get(u, frozenset()) & (set(read) - {u}) for u in read
+        )
+
+    def _writes_apart(self, node: Node, result: Result) -> bool:
+        """Whether what a node writes into a value is not computed from it, or only from the same place."""
+        found = rule_for(node.twin)
+        same = found is not None and found.cls is OpClass.POINTWISE
+        blind = node.op._schema.name in OVERWRITERS
+        for position, use in enumerate(node.uses):
+            if blind and position in node.targets:
+                continue
+            fixed = use.start is None or position in node.targets  # else it may be another place
+            if use.vid == result.base and not (same and fixed and use.geometry == result.geometry):
+                return False
+            if result.base in self.sources.get(use.vid, frozenset()):
+                return False
+        return True
+
+
+def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
+    if use.start is None:
+        return read(home, use.geometry)
+    flat = reinterpret(home.reshape(-1), use.geometry.dtype)
+    return read(jax.lax.dynamic_slice(flat, (scalars[use.start].value,), (use.extent,)), use.geometry)
+
+
+def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) -> jax.Array:
+    """`home` with a gapless part that begins at element `start` overwritten; its view of that part is `g`."""
+    if 0 in g.size:
+        return home
+    part = write(jnp.zeros(math.prod(g.size), home.dtype), g, value)
+    return overwrite(home.reshape(-1), part, (start,)).reshape(home.shape)

@@ -1,0 +1,1 @@
+"""Ops come in: written down, followed, or passed on."""

@@ -1,0 +1,179 @@
+"""Pending: how a stream gets hold of values, and how storages wait for theirs. What recording and following share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.lowering import map_leaves
+
+from ..log.reasons import Reason
+from ..memory import buffers, unwritten
+from ..memory.buffers import TABLE, Buffer, Home, storage_of
+from ..memory.trap import offset_of
+from ..running import run
+from ..tracing.calls import Foreign, Output
+from ..tracing.infer import Fresh, Same
+from ..tracing.opinfo import OpInfo
+from ..tracing.stream import DeviceInput, NativeInput, Stream
+from ..xla import device
+from . import native
+
+Tensor = torch.Tensor
+State = tuple[Any, ...]
+Undo = list[tuple[Buffer, State]]
+
+
+def held_here(stream: Stream, storage: torch.UntypedStorage) -> Buffer | None:
+    """The buffer of a storage; where its value is pending in another stream, that is run before."""
+    found = TABLE.get(storage._cdata)
+    if found is not None and found.stream is not None and found.stream is not stream:
+        run.flush(found.stream, Reason("sync.thread"))
+        found = TABLE.get(storage._cdata)
+    return found
+
+
+def device_input(stream: Stream, buffer: Buffer, lifts: bool = True) -> DeviceInput:
+    """The input for a value that is on the device, or at home and counts as such; with `lifts` it is brought there.
+
+    Raises:
+        LostValue: the value was never computed.
+    """
+    if buffer.error is not None:
+        raise run.lost(buffer)
+    found = stream.reads.get(buffer.cdata)
+    if found is None or found.array is not buffer.array:
+        assert buffer.home is not None
+        if lifts and buffer.is_at_home:
+            buffers.lift(buffer, device())
+        found = DeviceInput(stream.new_vid(), buffer.home, buffer, buffer.array, buffer.origin)
+        stream.inputs.append(found)
+        stream.reads[buffer.cdata] = found
+    return found
+
+
+def lift_inputs(stream: Stream) -> None:
+    """Bring to the device what the first op of a stream reads at home."""
+    for item in stream.inputs:
+        if isinstance(item, DeviceInput) and item.array is None:
+            buffers.lift(item.buffer, device())
+            item.array = item.buffer.array
+
+
+def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offset: int) -> NativeInput:
+    """The input for native memory: the value `home` at `offset` bytes of a storage.
+
+    Raises:
+        Foreign: the storage has no memory.
+    """
+    known = stream.natives.get(storage._cdata)
+    key: Hashable = (home, offset)
+    found = None if known is None else known.get(key)
+    if found is not None:
+        return found
+    if storage.nbytes() and not storage.data_ptr():
+        raise Foreign("a tensor has no memory (a zero tensor of forward-mode differentiation)")
+    found = NativeInput(stream.new_vid(), home, storage, offset)
+    if native.is_volatile(storage):
+        # Others write this memory (NumPy, another process): what counts is what it holds now, at each read.
+        native.snapshot(found)
+    else:
+        stream.natives.setdefault(storage._cdata, {})[key] = found
+    stream.inputs.append(found)
+    return found
+
+
+def state_of(b: Buffer) -> State:
+    """All that `make_pending` changes."""
+    return b.stream, b.epoch, b.vid, b.home, b.array, b.previous, b.error
+
+
+def open_native(storage: torch.UntypedStorage) -> Buffer:
+    """The buffer of a storage that has been native and is about to become pending."""
+    native.hand_over(storage)
+    return buffers.open_buffer(storage, born_native=True)
+
+
+def make_pending(stream: Stream, buffer: Buffer, vid: int, home: Home) -> None:
+    """From now on the storage's value is `vid`, which the stream will compute."""
+    buffer.stream, buffer.epoch, buffer.vid, buffer.home = stream, stream.epoch, vid, home
+    if buffer.array is not None:
+        buffer.previous, buffer.array = buffer.array, None
+    buffer.error = None
+    stream.pending[buffer.cdata] = buffer
+
+
+def restore(stream: Stream, b: Buffer, state: State) -> None:
+    """Take back what `make_pending` did."""
+    b.stream, b.epoch, b.vid, b.home, b.array, b.previous, b.error = state
+    if b.stream is None:
+        stream.pending.pop(b.cdata, None)
+        if b.array is None and b.error is None:
+            buffers.release(b)
+
+
+def new_tensor(stream: Stream, output: Output, vid: int, undo: Undo) -> Tensor:
+    """A tensor whose value will be `vid`."""
+    spec = output.spec
+    t = unwritten.tensor(spec.shape, spec.strides, spec.dtype, output.nbytes)
+    storage = storage_of(t)
+    buffer = Buffer(storage, born_native=False)
+    undo.append((buffer, _NOTHING))
+    # The storage is new, so nothing in the table can be about it.
+    TABLE[buffer.cdata] = buffer
+    buffer.stream, buffer.epoch, buffer.vid, buffer.home = stream, stream.epoch, vid, output.home
+    stream.pending[buffer.cdata] = buffer
+    return t
+
+
+_NOTHING: State = (None, -1, -1, None, None, None, None)
+
+
+def returned(template: Any, fresh: list[Tensor], tensors: list[Tensor]) -> Any:
+    """What the call returns: `template` with its new tensors and those of its arguments that it hands back."""
+    kind = type(template)
+    if kind is Fresh:
+        return fresh[template.index]
+    if kind is Same:
+        return tensors[template.index]
+
+    def leave(leaf: Any) -> Any:
+        if isinstance(leaf, Fresh):
+            return fresh[leaf.index]
+        return tensors[leaf.index] if isinstance(leaf, Same) else leaf
+
+    return map_leaves(leave, template)
+
+
+def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool) -> bool:
+    """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that.
+
+    `scattered`: the op reads other places than it writes (`torch.cat([x, y], out=x)`), so the same view counts too.
+    """
+    if len(tensors) == 1:
+        return False
+    storages = [storage_of(t)._cdata for t in tensors]
+    for i in written:
+        if storages.count(storages[i]) > 1:
+            if len(written) > 1 or scattered:
+                return True  # ATen goes through a list one by one, so each element sees what came before
+            t = tensors[i]
+            if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):
+                return True
+    return False
+
+
+def refusal(info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overlapping: bool) -> str:
+    """Why a call cannot be recorded, because of the memory that it writes; "" if it can. `overlapping`: a tensor that
+    is written overlaps itself."""
+    if written and may_overlap(tensors, written, info.scattered):
+        return "it reads memory that it writes"
+    if written and (overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
+        return "it writes memory that others see, or that overlaps itself"
+    return ""
+
+
+def _same_view(t: Tensor, u: Tensor) -> bool:
+    return t.shape == u.shape and t.stride() == u.stride() and offset_of(t) == offset_of(u)

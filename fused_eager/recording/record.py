@@ -1,0 +1,258 @@
+"""Recording: an ATen call becomes a node of the stream, and its outputs become pending tensors.
+
+In-place ops, `out=` and writes through views are functionalised at the level of storages: a read is a view of the
+storage's current value, a write makes a new value of the whole storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.lowering import leaves
+from fused_eager.fusion_rules.rule import OVERWRITERS
+
+from ..compiling import lengths
+from ..log import site
+from ..memory import buffers
+from ..memory.buffers import TABLE, storage_of
+from ..memory.trap import offset_of
+from ..running.island import judge
+from ..tracing.calls import CALLS, Call, Foreign, View, new_call, take
+from ..tracing.infer import Unknown
+from ..tracing.opinfo import OpInfo
+from ..tracing.stream import Node, Result, Stream, Use, Witnessed, start
+from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
+from . import native, witness
+from .follow import follow
+from .pending import (
+    Undo,
+    device_input,
+    held_here,
+    lift_inputs,
+    make_pending,
+    native_input,
+    new_tensor,
+    open_native,
+    refusal,
+    restore,
+    returned,
+    state_of,
+)
+
+Tensor = torch.Tensor
+
+
+def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
+    """The value that a tensor's storage holds now (an input, if need be), and where in it the tensor lies.
+
+    A gapless part of a value may begin elsewhere in the next round (`x[i]`): its offset is then a number like others.
+    """
+    storage = storage_of(t)
+    buffer = held_here(stream, storage)
+    offset, nbytes = offset_of(t), storage.nbytes()
+    if buffer is None:
+        item = native_input(stream, storage, view.block, offset * view.itemsize)
+        return Operand(item.vid, offset, False, nbytes, NATIVE, item.home)
+    moves = 0 <= view.covered < nbytes
+    if buffer.stream is stream:
+        return Operand(buffer.vid, offset, moves, nbytes, PENDING, None)
+    # Whether a stream is witnessed is known after its first op.
+    read = device_input(stream, buffer, lifts=bool(stream.nodes) and not stream.witnessed)
+    return Operand(read.vid, offset, moves, nbytes, DEVICE, read.home)
+
+
+def _write(stream: Stream, t: Tensor, view: View, use: Use) -> Result:
+    """A new value for the storage of an operand, to be produced by the node that is being recorded."""
+    storage = storage_of(t)
+    buffer = TABLE.get(storage._cdata)
+    offset = offset_of(t)
+    g, base, home = view.geometry, None, view.block
+    if offset or storage.nbytes() != view.covered:
+        if buffer is None:
+            home = (g.dtype, (storage.nbytes() // view.itemsize,))
+            base = native_input(stream, storage, home, 0).vid
+        else:
+            base = buffer.vid if buffer.stream is stream else device_input(stream, buffer).vid
+            assert buffer.home is not None
+            home = buffer.home
+    result = Result(stream.new_vid(), home, g, base, view.spec)
+    if offset and start(use, result) is None:
+        result = result._replace(geometry=g._replace(offset=offset))
+    return result
+
+
+def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[Result], undo: Undo) -> Any:
+    """Make a call's results pending. Returns what it returns."""
+    fresh = [new_tensor(stream, o, r.vid, undo) for o, r in zip(call.outputs, results)]  # noqa: B905 (a prefix)
+    for i, result in zip(call.written, results[len(fresh) :], strict=True):
+        storage = storage_of(tensors[i])
+        buffer = TABLE.get(storage._cdata)
+        if buffer is None:
+            buffer = open_native(storage)
+        undo.append((buffer, state_of(buffer)))
+        make_pending(stream, buffer, result.vid, result.home)
+    return returned(call.template, fresh, tensors)
+
+
+def _forgive(info: OpInfo, t: Tensor, view: View) -> None:
+    """A tensor whose value was lost may be overwritten: it then has one again."""
+    b = TABLE.get(storage_of(t)._cdata)
+    if b is None or b.error is None or b.storage.nbytes() != view.covered:
+        return
+    if info.op._schema.name in OVERWRITERS or any(a.is_out for a in info.op._schema.arguments):
+        buffers.release(b)
+
+
+def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record one call and return its outputs; or, where that cannot be, run it natively now."""
+    if not stream.nodes:
+        stream.witnessed = None  # what began it turned out to be nothing to record
+    if not witness.is_due(stream):
+        out = follow(stream, info, args, kwargs)
+        if out is not MISS:
+            return out
+    parts: list[Any] = [info.number, torch.get_default_dtype()]
+    tensors: list[Tensor] = []
+    scalars: list[Any] = []
+    hoisted = info.hoisted
+    try:
+        for i, a in enumerate(args):
+            take(a, i in hoisted, parts, tensors, scalars)
+        if kwargs:
+            for name in sorted(kwargs):
+                parts.append(name)
+                take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars)
+        key = tuple(parts)
+        call = CALLS.get(key)
+    except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
+        call = Unknown(str(error))
+    if call is None and (stream.witnessed or witness.may_begin(stream, site.here())):
+        out = witness.perform_new(stream, info, tensors, args, kwargs)
+        if out is not MISS:
+            call = witness.learn(stream, info, key, tensors, args, kwargs, out)
+            return out if call is None else _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
+    if call is None:
+        call = new_call(info, key, tensors, args, kwargs)
+    if type(call) is Unknown:
+        return native.run_now(stream, info, args, kwargs, call.reason)
+    assert isinstance(call, Call)
+    if call.alias:
+        return info.op(*args, **kwargs)
+    written = call.written
+    if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
+        return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
+    why = refusal(info, tensors, written, call.overlapping)
+    if why:
+        return native.run_now(stream, info, args, kwargs, why)
+    if info.island and stream.config.islands != "allow":
+        judge(stream.config, info.op, site.here(), info.island)
+    if call.fitting is not None and any(s not in call.fitting for s in scalars):
+        return native.run_now(stream, info, args, kwargs, "a number does not fit the dtype")
+    if call.doubt and call.structure not in TRUSTED:
+        return _first_time(stream, info, call, key, args, kwargs)
+    undo: Undo = []
+    try:
+        return _append(stream, info, call, args, kwargs, tensors, scalars, undo)
+    except Foreign as error:
+        for buffer, state in reversed(undo):
+            restore(stream, buffer, state)
+        return native.run_now(stream, info, args, kwargs, str(error))
+    except BaseException:
+        # Ctrl-C, or the value of an operand is lost: as if the op had not been called.
+        for buffer, state in reversed(undo):
+            restore(stream, buffer, state)
+        if not stream.nodes:
+            stream.reset()  # what it was to read may be at home, where only a witnessed stream finds it
+        raise
+
+
+# Doubtful calls whose real outputs have been seen to be what shape inference promised.
+TRUSTED: set[int] = set()
+
+
+def _first_time(stream: Stream, info: OpInfo, call: Call, key: Hashable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a doubtful call at once through ATen, which raises what eager raises, and see what it returns.
+
+    If that is what shape inference promised, the next such call is deferred.
+    """
+    out = native.run_now(stream, info, args, kwargs, call.doubt)
+    written = {id(t) for t in leaves([args, kwargs]) if isinstance(t, Tensor)}
+    real = [t for t in leaves([out]) if isinstance(t, Tensor) and id(t) not in written]
+    promised = [output.spec for output in call.outputs]
+    if [(tuple(t.shape), t.dtype, t.stride()) for t in real] == [(s.shape, s.dtype, s.strides) for s in promised]:
+        TRUSTED.add(call.structure)
+    else:
+        CALLS[key] = Unknown(f"{call.doubt}, and returns other tensors than it promises")
+    return out
+
+
+def _append(
+    stream: Stream,
+    info: OpInfo,
+    call: Call,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    scalars: list[Any],
+    undo: Undo,
+    out: Any = MISS,
+) -> Any:
+    """Record a call. `out` is what it has returned, if it has been run."""
+    uses: list[Use] = []
+    operands: list[Operand] = []
+    signature: list[Any] = [call.structure]
+    for i in call.written:
+        _forgive(info, tensors[i], call.views[i])
+    if stream.witnessed and out is MISS:
+        witness.fetch(stream, tensors)
+    for t, view in zip(tensors, call.views, strict=True):
+        operand = _operand(stream, t, view)
+        operands.append(operand)
+        geometry, offset = view.geometry, 0 if operand.where is NATIVE else operand.offset
+        if operand.moves:
+            uses.append(Use(operand.vid, geometry, len(scalars), view.covered // view.itemsize))
+            scalars.append(offset)
+            offset = -1
+        else:
+            uses.append(Use(operand.vid, geometry if offset == 0 else geometry._replace(offset=offset)))
+        signature += (operand.vid, offset)
+    results = [Result(stream.new_vid(), o.home, o.geometry, None, o.spec) for o in call.outputs]
+    for i in call.written:
+        result = _write(stream, tensors[i], call.views[i], uses[i])
+        signature.append((result.base, result.home, result.geometry.offset))  # the first operand's says if it moves
+        results.append(result)
+    place = site.here()
+    node = Node(
+        info.number,
+        info.op,
+        info.twin,
+        call.args,
+        call.kwargs,
+        tuple(uses),
+        scalars,
+        tuple(results),
+        call.written,
+        tuple(signature),
+        place,
+    )
+    step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
+    # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
+    expected = stream.expected()
+    known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
+    if stream.witnessed is None and witness.begins(stream, known):
+        stream.witnessed = Witnessed()
+    if stream.witnessed:
+        if out is MISS:
+            out = witness.perform(stream, info, args, kwargs, tensors, call.written)
+        out = witness.adopt(stream, call, tensors, results, out)
+    else:
+        if not stream.nodes:
+            lift_inputs(stream)
+        out = _defer(stream, call, tensors, results, undo)
+    stream.nodes.append(node)
+    stream.went(known)
+    stream.strayed = known is step and lengths.strays(stream, expected, step)
+    return out

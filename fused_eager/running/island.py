@@ -1,0 +1,165 @@
+"""Islands: nodes that ATen runs, one by one, between XLA regions.
+
+Values travel as *homes* (dense, in memory order). An island sees them as tensors with the program's own strides, and
+what it writes goes to a copy: the old value may still be read by others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from fused_eager.fusion_rules.geometry import Geometry, is_dense
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import contiguous_strides
+
+from ..errors import IslandRefused
+from ..log.events import LOG
+from ..log.site import describe
+from ..memory import buffers
+from ..planning.plan import Region, operands
+from ..quiet import as_eager, default_dtype
+from ..tracing.stream import Hole, Node, Ref, Result, place_of, targets_of
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+_told: set[OpOverload] = set()
+
+
+def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str) -> None:
+    """What the option `islands` says about an op that is to run natively: refuse it, or say so once.
+
+    Raises:
+        IslandRefused: it is refused.
+    """
+    if config.islands == "allow":
+        return
+    site = describe(place)
+    if config.islands == "refuse":
+        raise IslandRefused(f"{op} would run natively at {site}: {why}")
+    if op not in _told:
+        _told.add(op)
+        warnings.warn_explicit(f"{op} runs natively at {site}: {why}", UserWarning, site.file, site.line)
+
+
+def as_home(value: Any) -> torch.Tensor:
+    """A value of an execution as a dense tensor."""
+    return value if isinstance(value, torch.Tensor) else buffers.to_tensor(value)
+
+
+def view(home: torch.Tensor, g: Geometry) -> torch.Tensor:
+    """The view `g` over a home."""
+    flat = home.reshape(-1)
+    if flat.dtype != g.dtype:
+        # A storage may end with bytes that make no whole element of the other dtype.
+        whole = flat.nbytes // g.dtype.itemsize * g.dtype.itemsize // flat.dtype.itemsize
+        flat = flat[:whole].view(g.dtype)
+    out = flat.as_strided(g.size, g.stride, g.offset)
+    out = out.conj() if g.conj else out
+    return out._neg_view() if g.neg else out
+
+
+def to_home(t: torch.Tensor, result: Result) -> torch.Tensor:
+    """An op's new output in the form in which values travel."""
+    spec, (_, shape) = result.spec, result.home
+    if tuple(t.shape) != spec.shape or t.dtype != spec.dtype:
+        raise RuntimeError(f"ATen returned {t.dtype}{tuple(t.shape)} where shape inference promised {spec}")
+    t = t.resolve_conj().resolve_neg()
+    if t._is_zerotensor():  # forward-mode derivatives have such without memory
+        t = torch.zeros(t.shape, dtype=t.dtype)
+    strides_differ = any(n != 1 and a != b for n, a, b in zip(spec.shape, t.stride(), spec.strides, strict=True))
+    if (strides_differ and t.numel()) or not is_dense(spec.shape, spec.strides):
+        t = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(t)
+    size = shape if is_dense(spec.shape, spec.strides) else (t.untyped_storage().nbytes() // t.dtype.itemsize,)
+    return t.as_strided(size, contiguous_strides(size), t.storage_offset())
+
+
+def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None:
+    """Run the nodes of an ATen region, reading and writing `values`.
+
+    Raises:
+        Exception: what the first op that failed raised, with eager's type; the message names the op and the line.
+            What does not depend on it has been run.
+    """
+    first: Exception | None = None
+    chosen = region.ended_by.code in ("region.new", "region.unstable")  # not because an op has no lowering
+    dying = _dying(nodes, region)
+    with as_eager():
+        for i in region.nodes:
+            node = nodes[i]
+            if any(v not in values for v in operands(node)):
+                continue  # it depends on what has failed
+            try:
+                if node.default is torch.get_default_dtype():
+                    run_node(node, values)
+                else:
+                    with default_dtype(node.default):
+                        run_node(node, values)
+            except Exception as error:
+                if first is None:
+                    first = annotated(error, node)
+                    first.__cause__ = error
+            if not chosen:
+                LOG.count(f"island {node.op}")
+            # As in eager, memory goes to the next op while it is still in the processor's cache.
+            for vid in dying.get(i, ()):
+                values.pop(vid, None)
+    if first is not None:
+        raise first
+
+
+def _dying(nodes: list[Node], region: Region) -> dict[int, list[int]]:
+    """After which node which values, made in the region, are not needed any more."""
+    made = {r.vid for i in region.nodes for r in nodes[i].results}.difference(region.outputs)
+    out: dict[int, list[int]] = {}
+    for i in reversed(region.nodes):
+        for vid in [*operands(nodes[i]), *[r.vid for r in nodes[i].results]]:
+            if vid in made:
+                made.discard(vid)
+                out.setdefault(i, []).append(vid)
+    return out
+
+
+def annotated(error: Exception, node: Node) -> Exception:
+    """The same exception, with the op and the user's line at the end of its message."""
+    text = f"{error} (raised by {node.op} at {describe(node.place)})"
+    try:
+        return type(error)(text)
+    except TypeError:
+        return RuntimeError(f"{type(error).__name__}: {text}")
+
+
+def run_node(node: Node, values: dict[int, Any]) -> None:
+    """Run one node through ATen; inside `as_eager`, where it may have to do with complex numbers."""
+    tensors = []
+    copies: dict[int, torch.Tensor] = {}
+    split = len(node.results) - len(node.targets)
+    targets = targets_of(node) if node.targets else {}
+    for position, use in enumerate(node.uses):
+        if position not in targets:
+            tensors.append(view(as_home(values[use.vid]), place_of(node, use)))
+            continue
+        # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
+        vid, geometry = targets[position]
+        if vid not in copies:
+            copies[vid] = as_home(values[vid]).clone()
+        tensors.append(view(copies[vid], geometry))
+
+    def fill(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return tensors[leaf.index]
+        return node.scalars[leaf.index] if isinstance(leaf, Hole) else leaf
+
+    out = node.op(*[map_leaves(fill, a) for a in node.args], **{k: map_leaves(fill, v) for k, v in node.kwargs.items()})
+    written = {id(tensors[p]) for p in node.targets}
+    fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
+    for result, t in zip(node.results[:split], fresh, strict=True):
+        values[result.vid] = to_home(t, result)
+    for (vid, _), result in zip(targets.values(), node.results[split:], strict=True):
+        copy = copies[vid]
+        values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(result.home[1])

@@ -1,0 +1,267 @@
+"""Loading: a stream's plan with an executable for each region, made once and found again for every repetition."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Hashable, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fused_eager.cache import Unencodable
+from fused_eager.fusion_rules import precision
+
+from ..bounded import Bounded
+from ..choosing.hotness import SKELETONS
+from ..choosing.stretch import Pieces
+from ..compiling import background, lengths, telling
+from ..compiling.background import Waiting
+from ..compiling.caching import forget_loaded, keeper
+from ..compiling.compile import MEMORY as EXECUTABLES
+from ..compiling.compile import Executable, load_or_compile
+from ..config import Config
+from ..log.events import LOG
+from ..log.reasons import Reason
+from ..log.site import describe
+from ..lowering.lower import NodeFailed
+from ..memory import heap, mappings
+from ..memory.buffers import Home
+from ..planning import plan
+from ..planning.plan import Plan, Region, Work
+from ..tracing.stream import Node, Stream
+from ..tracing.trace import MEMORY
+from . import contest
+from .island import judge
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A plan with its executables (None for ATen regions): everything a repeated stream needs."""
+
+    plan: Plan
+    executables: tuple[Executable | None, ...]
+    checked: bool
+    number: int  # names the plan in events
+    shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
+    unstable: bool = False  # and nothing will be, as they keep changing
+    varies: bool = False  # a stream of any length is run like that
+    pieces: Pieces | None = None  # what tells it from others in every process
+
+
+_default = torch.get_default_dtype
+
+LONG = 0.5  # seconds of compiling that leave enough memory behind to be given back
+
+# The number of the first plan of the streams with some shapes: later ones (other values are alive, parameters are on
+# the device) are told of as having come instead of it.
+CAME: Bounded[Hashable, int] = Bounded(1024)
+
+# Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
+ISLANDS: dict[int, str] = {}
+
+
+def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
+    """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
+    nodes, config = stream.nodes, stream.config
+    ending = (live, donatable, config.check_bounds, config.max_region, precision.switches())
+    # An interrupt may have come between a node and its step.
+    known = stream.at.ready if stream.at.depth == len(nodes) else {}
+    ready = known.get(ending)
+    if not isinstance(ready, Ready):
+        if isinstance(ready, Waiting) and ready.asked and not ready.failed:
+            found = ready.meet(stream.spell)
+        else:
+            work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
+            found = _find(stream, known, ending, work)
+        if found.shapes is None:
+            known[ending] = found
+            stream.warm()
+        ready = ready.meanwhile if stream.witnessed and isinstance(ready, Waiting) else found
+        if ready.varies:
+            stream.pace.varies()
+        elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
+            stream.pace.restart()
+    stream.pace.flushed(ready.pieces)
+    stable = not (ready.unstable or stream.strayed)
+    stream.spell.saw(stable, ready.shapes if ready.unstable else None)
+    return ready
+
+
+def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:
+    """What runs a stream that has no executables yet, and of which none are being made."""
+    waiting = known.get(ending)
+    if work.config.mode != "fused" or (isinstance(waiting, Waiting) and waiting.failed):
+        _make_room()
+        return _make_ready(work)
+    nodes = work.nodes
+    shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
+    if stream.strayed:
+        given_up = _on_aten(work, shapes, "region.unstable" if stream.spell.is_impatient else "region.new")
+        telling.came(nodes, work.homes, work.live, given_up.number)
+        return given_up
+    skeleton = tuple([n.number for n in nodes])
+    waits, again = work.config.waits, shapes in background.FORMS
+    if waits or again:
+        unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
+    else:
+        unstable = SKELETONS.came_once(skeleton)
+    found = _of_any_length(stream, skeleton, work, unstable)
+    if found is not None:
+        return found
+    if waits or again:
+        if unstable:
+            return _on_aten(work, shapes, "region.unstable")
+        _make_room()
+        if waits:
+            return _compiled(work, skeleton)
+    if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
+        meanwhile = waiting.meanwhile
+    else:
+        before = waiting.meanwhile.number if isinstance(waiting, Waiting) else CAME.get(shapes)
+        meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new", before)
+    if not isinstance(waiting, Waiting):
+        if not again:
+            telling.came(nodes, work.homes, work.live, meanwhile.number)
+            CAME[shapes] = meanwhile.number
+        make = functools.partial(_compiled, work, skeleton, meanwhile.number)
+        waiting = known[ending] = Waiting(meanwhile, make, len(nodes), stream.first)
+    waiting.meanwhile = meanwhile
+    if background.came_again(shapes, waiting) and not stream.witnessed:
+        waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
+        return waiting.ready or meanwhile
+    return meanwhile
+
+
+def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
+    """What runs a stream in blocks of rows, if its length keeps changing and that is known to be the same."""
+    found = lengths.find(skeleton, work, unstable)
+    if found is None or stream.witnessed:
+        return None
+    return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
+
+
+def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> Ready:
+    began = time.perf_counter()
+    ready = _make_ready(work, meanwhile)
+    if _default() is not work.default:
+        raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
+    seconds = time.perf_counter() - began
+    SKELETONS.compiled(skeleton, seconds)
+    if seconds > LONG:
+        heap.give_back()
+    heap.WATCH.stir()  # what ATen has left of the rounds until now, and what has been freed meanwhile
+    return ready
+
+
+def _make_room() -> None:
+    """Forget all executables where there would soon be too many."""
+    found = mappings.crowded()
+    if found is not None:
+        forget()
+        gc.collect()  # what refers to them in circles: a second or more in a large program
+        LOG.emit("forgotten", maps=found[0], allowed=found[1])
+
+
+def forget() -> None:
+    """Let go of all executables, and of what leads to them."""
+    EXECUTABLES.clear()
+    lengths.forget()
+    forget_loaded()
+    MEMORY.forget()
+
+
+def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
+    nodes, homes, config = work.nodes, work.homes, work.config
+    ahead: dict[int, str] = {}
+    if config.measures and not config.waits:
+        with precision.as_of(work.switches):
+            ahead = contest.islands(nodes, work.live, homes, config.check_bounds, keeper(config))
+    while True:
+        islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
+        islands.update(ahead)
+        checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
+        donatable = frozenset() if checked else work.donatable
+        made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason)
+        if config.validates:
+            plan.validate(made, nodes, work.live)
+        try:
+            with precision.as_of(work.switches):
+                executables = tuple([_executable(work, r) for r in made.regions])
+                pieces = _pieces(work, made, executables) if config.mode == "fused" else None
+        except NodeFailed as failed:
+            _make_island(config, nodes[failed.index], failed.reason)
+            continue
+        if not checked:
+            asking = [(r, c) for r, e in zip(made.regions, executables, strict=True) if e for c in e.checks]
+            plan.CHECKING.update(nodes[r.nodes[c.node]].signature[0] for r, c in asking)  # type: ignore[index]
+            if asking and donatable:
+                continue
+        if config.log == "plans":
+            print(made, flush=True)
+        number = telling.planned(made, nodes, homes, executables, instead_of=meanwhile)
+        return Ready(made, executables, checked, number, pieces=pieces)
+
+
+def _pieces(work: Work, made: Plan, executables: Sequence[Executable | None]) -> Pieces | None:
+    """The regions of a plan as every process would call them; None where one has no such name."""
+    kept = keeper(work.config)
+    if kept is None:
+        return None
+    found = []
+    for region, executable in zip(made.regions, executables, strict=True):
+        try:
+            if executable is None:
+                name = kept.key(work.nodes, region, work.homes, work.config.check_bounds).digest
+            else:
+                name = executable.key
+        except Unencodable:
+            return None
+        if not name:
+            return None
+        found.append(("xla" if executable else "aten", name))
+    return tuple(found)
+
+
+def homes_of_values(stream: Stream) -> dict[int, Home]:
+    """Dtype and shape of every value of a stream."""
+    homes: dict[int, Home] = {i.vid: i.home for i in stream.inputs}
+    homes.update({r.vid: r.home for n in stream.nodes for r in n.results})
+    return homes
+
+
+def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None) -> Ready:
+    """The whole stream as one ATen region; `code` says why, `before` is the plan that has run it so far."""
+    nodes, homes = work.nodes, work.homes
+    why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
+    islands = dict.fromkeys(range(len(nodes)), code)
+    made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
+    number = telling.planned(made, nodes, homes, again=True, instead_of=before)
+    unstable = code == "region.unstable"
+    if unstable:
+        LOG.count("unstable stream")
+    return Ready(made, tuple(None for _ in made.regions), False, number, shapes, unstable)
+
+
+def _executable(work: Work, region: Region) -> Executable | None:
+    """The executable of a region; None if ATen runs it, which is also what becomes of one that XLA cannot compile."""
+    if region.how != "xla":
+        return None
+    config = work.config
+    try:
+        # A wait in the background is nobody's, and told to nobody.
+        progress = config.progress and not background.is_own_thread()
+        return load_or_compile(work.nodes, region, work.homes, config.check_bounds, progress, keeper(config))
+    except NodeFailed:
+        raise
+    except Exception as error:
+        place = describe(work.nodes[region.nodes[0]].place)
+        LOG.emit("compile-failed", ops=len(region.nodes), error=f"{type(error).__name__}: {error}", site=str(place))
+        return None
+
+
+def _make_island(config: Config, node: Node, reason: str) -> None:
+    judge(config, node.op, node.place, reason)
+    ISLANDS[node.signature[0]] = reason  # type: ignore[index]
+    LOG.emit("island", op=str(node.op), reason=reason, site=str(describe(node.place)))

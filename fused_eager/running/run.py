@@ -1,0 +1,397 @@
+"""Running: a flush plans the stream, runs the regions in order and hands the values to the buffers that still live.
+
+XLA returns before the work is done, so a flush does not wait; `settle` does, for one buffer. What only run time can
+reveal (an index out of range) comes back as flags, which are looked at before anything is read, and before memory is
+given away that would be needed to undo.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..choosing.hotness import SKELETONS
+from ..compiling import background, measuring, telling
+from ..compiling.compile import Executable, load_or_compile
+from ..log.reasons import Reason
+from ..memory import buffers
+from ..memory.buffers import LOCK, TABLE, Buffer, Home
+from ..memory.heap import WATCH
+from ..memory.scratch import SCRATCH
+from ..planning.plan import Region
+from ..quiet import unobserved
+from ..tracing.allowance import ALLOWANCE
+from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
+from . import vacate, verify
+from .arguments import as_array, import_native, numbers
+from .backlog import BACKLOG, Run, check, lost, undo, wait
+from .island import run_nodes
+from .load import Ready, homes_of_values, load
+
+
+class Execution:
+    """The progress of one flush. An interrupt leaves it resumable: values are never computed into thin air."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        ready: Ready,
+        assigned: list[tuple[Buffer, int]],
+        donatable: frozenset[int],
+        reason: Reason,
+    ):
+        self.ready = ready
+        self.nodes = stream.nodes
+        self.reason = reason
+        self.next = 0
+        self.error: Exception | None = None
+        self.assigned = assigned
+        self.values: dict[int, Any] = {}
+        self.verified = stream.config.verify
+        self.homes = homes_of_values(stream) if self.verified else {}
+        BACKLOG.serial += 1
+        self.launch = BACKLOG.launch()
+        origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
+        self.run = Run(BACKLOG.serial, stream.thread, stream.nodes, origins)
+        for item in stream.inputs:
+            self.values[item.vid] = item.array
+            if isinstance(item, DeviceInput):
+                # Once bound, this memory is open to native writes; they wait as for any other.
+                self.launch.reading[item.buffer.cdata] = None
+            if isinstance(item, NativeInput):
+                self.launch.reading[item.storage._cdata] = item.storage
+                if item.array is None:
+                    self.values[item.vid] = import_native(item, anew=item.vid in donatable)
+
+    def advance(self) -> None:
+        """Run the regions that have not been run."""
+        plan = self.ready.plan
+        watch = measuring.watch(self)
+        while self.next < len(plan.regions):
+            region = plan.regions[self.next]
+            executable = self.ready.executables[self.next]
+            if watch is not None:
+                watch.begin(region)
+            if not (region.outputs and all(v in self.values for v in region.outputs)):
+                try:
+                    if executable is None or any(v not in self.values for v in region.inputs):
+                        # Node by node, what does not depend on a failure goes on.
+                        run_nodes(self.nodes, region, self.values)
+                    else:
+                        self._xla(region, executable)
+                except Exception as error:
+                    self.error = self.error or error
+            if watch is not None:
+                watch.end(region)
+            for vid in plan.drops[self.next]:
+                self.values.pop(vid, None)
+            self.next += 1
+        if self.error is not None:
+            raise self.error
+
+    def _xla(self, region: Region, executable: Executable) -> None:
+        args = [as_array(self.values[v]) for v in region.inputs]
+        if any(args[p].is_deleted() for p in region.donated):
+            raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
+        vectors = numbers(self.nodes, region, self.launch.numbers)
+        kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
+        outputs, flags = executable.call(*args, *vectors)
+        if kept is not None:
+            outputs = verify.verify(self.nodes, region, self.homes, kept, outputs, run_alone)
+        self.launch.tokens.append(flags)
+        if executable.checks:
+            self.run.flags.append((region, flags, executable.checks))
+        # Last, and what tells that the region is done: an interrupt before it finds the region to be run.
+        self.values.update(zip(region.outputs, outputs, strict=True))
+
+
+def run_alone(
+    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run one region through XLA on dense inputs and wait for its outputs; nothing else of the runtime is touched.
+
+    Raises:
+        NodeFailed: one of its nodes has no lowering.
+    """
+    memory: list[np.ndarray] = []
+    executable = load_or_compile(nodes, region, homes, True, False)
+    outputs, _ = executable.call(*map(as_array, inputs), *numbers(nodes, region, memory))
+    return [buffers.to_tensor(o) for o in outputs]
+
+
+READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops go on so
+UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
+
+
+def flush(stream: Stream, reason: Reason) -> None:
+    """Run everything that is pending in a stream, without waiting for it.
+
+    Raises:
+        Exception: what an op raised that ran natively, with eager's type; tensors that depended on it are lost and
+            say so, all others are valid.
+    """
+    with LOCK, unobserved():
+        if not stream.strayed:  # else it has been given up in the middle
+            stream.after_read = reason.code in READ_CODES
+        if stream.unfinished is not None:
+            _finish(stream)
+        if stream.nodes:
+            began, nodes = telling.begin(), len(stream.nodes)
+            if stream.witnessed:
+                seconds = stream.witnessed.seconds
+                telling.flushed(reason, _end(stream, seconds, reason), nodes, began, seconds)
+                ALLOWANCE.spend(time.perf_counter() - began[0])
+            else:
+                # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
+                stream.unfinished = execution = _prepare(stream, reason)
+                try:
+                    _finish(stream)
+                finally:
+                    telling.flushed(reason, execution.ready, nodes, began)
+                    SCRATCH.drop()
+            WATCH.look()
+            vacate.WATCH.look()
+        elif stream.inputs:
+            stream.reset()
+
+
+def withdraw(stream: Stream, error: Exception) -> None:
+    """Take back what is pending in a stream: the calls that recorded it raise `error`, so they have not happened."""
+    with LOCK:
+        if stream.nodes:
+            for b in stream.pending.values():
+                undo(b, b.previous, b.origin, error)
+            stream.reset()
+
+
+def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
+    """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
+    Forgets the others."""
+    buffers.sweep()
+    pending, natives = stream.pending, [i for i in stream.inputs if type(i) is NativeInput]
+    gone = set(buffers.dead(list(pending.values())))
+    for cdata, held in Counter([i.storage._cdata for i in natives if i.storage._cdata in pending]).items():
+        if not pending[cdata].is_alive(held):
+            gone.add(pending[cdata])
+    for b in gone:
+        if TABLE.get(b.cdata) is b:
+            del TABLE[b.cdata]
+    assigned = [(b, b.vid) for b in pending.values() if b not in gone]
+    live = {vid for _, vid in assigned}
+    donatable = {i.vid for i in natives if i.storage._cdata in pending}
+    others = [s.reads for s in STREAMS if s is not stream]
+    for i in stream.inputs:
+        if isinstance(i, NativeInput):
+            continue
+        b = i.buffer
+        if b.stream is None and b.array is i.array and TABLE.get(b.cdata) is b and b.is_alive():
+            live.add(i.vid)
+        elif not any(b.cdata in reads for reads in others):
+            donatable.add(i.vid)
+    return frozenset(live), frozenset(donatable), assigned
+
+
+def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
+    """End a witnessed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
+    on the device, for what comes next is to be recorded as it will be when this stream is compiled.
+    """
+    live, donatable, assigned = _needs(stream)
+    try:
+        ready = load(stream, live, donatable, reason)
+        if ready.shapes is not None:
+            SKELETONS.ran(ready.shapes, stream.spell.weight * seconds)
+            if background.is_quick(len(stream.nodes), SKELETONS.spent[ready.shapes]):
+                stream.warm()  # when it comes next it is waited for
+    finally:
+        for b, _ in assigned:
+            b.stream, b.maker = None, stream.thread
+            if b.born_native:
+                TABLE.pop(b.cdata, None)
+        stream.reset()
+    return ready
+
+
+def give_up(stream: Stream) -> None:
+    """End a witnessed stream in the middle: nothing is planned for it, and its results are at home."""
+    with LOCK, unobserved():
+        ALLOWANCE.give_up(stream)
+        _, _, assigned = _needs(stream)
+        for b, _ in assigned:
+            b.stream, b.maker = None, stream.thread
+        stream.reset()
+    settle_all(Reason("region.new"), only=stream)
+
+
+def _prepare(stream: Stream, reason: Reason) -> Execution:
+    SCRATCH.collect()
+    live, donatable, assigned = _needs(stream)
+    ready = load(stream, live, donatable, reason)
+    if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
+        # Where memory is reused in place, what came before has to be known to be right.
+        check()
+    return Execution(stream, ready, assigned, donatable, reason)
+
+
+def _finish(stream: Stream) -> None:
+    execution = stream.unfinished
+    assert execution is not None
+    if stream.nodes is execution.nodes:
+        stream.reset()
+    shapes, began = execution.ready.shapes, time.perf_counter()
+    try:
+        execution.advance()
+    except Exception as error:
+        stream.unfinished = None
+        _keep_what_is_there(execution, error)
+        raise
+    _assign(execution, execution.assigned)
+    stream.unfinished = None
+    if shapes is not None:
+        SKELETONS.ran(shapes, stream.spell.weight * (time.perf_counter() - began))
+
+
+def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
+    run = execution.run
+    for b, vid in pairs:
+        run.assigned.append((b, vid, b.previous, b.origin))
+        b.array = as_array(execution.values[vid])
+        b.stream = b.previous = None
+        b.origin, b.maker = (run.serial, vid), run.thread
+    if run.flags or BACKLOG.runs:
+        BACKLOG.runs.append(run)
+
+
+def _keep_what_is_there(execution: Execution, error: Exception) -> None:
+    """After a failure: bind what was computed, mark the rest as lost."""
+    done = [(b, vid) for b, vid in execution.assigned if vid in execution.values]
+    _assign(execution, done)
+    for b, vid in execution.assigned:
+        if vid not in execution.values:
+            undo(b, b.previous, b.origin, error)
+
+
+def peek(b: Buffer, reason: Reason) -> torch.Tensor:
+    """A buffer's finished value as a tensor in home form, without giving its memory back to the storage.
+
+    Waits for this value alone, not for what else is under way. Raises as `settle` does.
+    """
+    began = telling.begin()
+    with LOCK:
+        if b.stream is not None:
+            flush(b.stream, reason)
+        if b.error is None or BACKLOG.owed:
+            check()
+        if b.error is not None:
+            raise lost(b)
+        assert b.home is not None
+        value = buffers.alias(b.storage, 0, b.home) if b.is_at_home else buffers.to_tensor(b.array)
+    telling.synced(reason, began)
+    return value
+
+
+def settle(b: Buffer, reason: Reason) -> None:
+    """Make a buffer's storage native: its value computed, checked, and in its memory.
+
+    Raises:
+        LostValue: an op that it depends on has failed.
+        IndexError, ...: a check of something that was run before failed.
+    """
+    began = telling.begin()
+    _settle(b, reason)
+    telling.synced(reason, began)
+
+
+def _settle(b: Buffer, reason: Reason) -> None:
+    # From here to the end nobody may record: what is flushed could be pending again, or another thread have settled it.
+    with LOCK:
+        if TABLE.get(b.cdata) is not b:
+            return
+        if b.stream is not None:
+            flush(b.stream, reason)
+        for stream in STREAMS:
+            # Pending reads of this value hold the memory that is about to be opened for writing.
+            if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
+                flush(stream, reason)
+        if (b.error is None and b.array is not None) or BACKLOG.owed:
+            check()
+        if b.error is not None:
+            raise lost(b)
+        if b.is_at_home:
+            TABLE.pop(b.cdata, None)
+            return
+        with unobserved():
+            if BACKLOG.is_reading(b.cdata):
+                wait()
+            buffers.bind(b)
+
+
+def _reads_memory(stream: Stream, cdata: int) -> bool:
+    """Whether pending ops of a stream are to read native memory that another stream's value is about to go to."""
+    return any(isinstance(i, NativeInput) and i.storage._cdata == cdata for i in stream.inputs)
+
+
+def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -> None:
+    """Bind every buffer that lives, of all streams or without those pending in others than `only`; with `made`, only
+    what the ops of that one's thread have made.
+
+    Raises:
+        Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
+    """
+    buffers.sweep()  # what is dead is nothing to wait for
+    began = telling.begin()
+    with LOCK:
+        busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
+        pending = {id(b.stream): b.stream for b in TABLE.values() if b.stream is not None}
+    errors: list[Exception] = []
+
+    def attempt(step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception as error:
+            errors.append(error)
+
+    for stream in pending.values():
+        if only in (None, stream):
+            attempt(flush, stream, reason)
+    buffers.sweep()
+    attempt(check)
+    with LOCK:
+        computed = [b for b in TABLE.values() if b.error is None and b.stream is None]
+    if only is not None and made:
+        computed = [b for b in computed if b.maker == only.thread]
+    for b in computed:
+        attempt(_settle, b, reason)
+    if not made:
+        wait()
+    if busy:
+        telling.synced(reason, began)
+    if errors:
+        raise errors[0]
+
+
+def take_over() -> None:
+    """What ATen ran alone is recorded again: what it has left goes back before regions take memory of their own."""
+    with LOCK:
+        WATCH.turn()
+
+
+def hand_over(reason: Reason, only: Stream | None = None) -> None:
+    """ATen goes on alone: bind everything, as `settle_all` does, and keep no memory for regions to come."""
+    recorded = bool(TABLE)  # since it was last handed over
+    settle_all(reason, only)
+    with LOCK:
+        SCRATCH.forget()
+        if recorded:
+            WATCH.turn()
+
+
+# The first line: what other modules know from here of `backlog`.
+__all__ = [
+    *("BACKLOG", "check", "lost", "wait"),
+    *("flush", "give_up", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
+]

@@ -1,0 +1,109 @@
+"""Allowance: how much of a program's time may go into writing its ops down.
+
+Writing an op down for the first time takes several times what a small op takes to run: a model of many small ops took
+six times as long in its first step as in eager. So what is witnessed (`witness`) may take a share of the time that
+passes, and what has been saved up of it. When that is used up a stream is given up where it is, and its thread rests,
+as it does in the beginning: it runs natively up to a sync point at which enough has come together. What has been
+written down is followed when it comes again, and writing goes on behind it. So a long stream is written down in several
+rounds, each a little slower than eager; where ops are large, writing them down is little beside running them, and no
+stream is given up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..choosing.hotness import Spell
+from ..config import Config
+from ..log.events import LOG
+from .stream import Stream
+from .trace import MEMORY
+
+SHARE = 0.25  # of the time that passes
+LEAST = 1e-2  # seconds that have to have come together to go on, and the most that are saved up
+HALVINGS = 4  # of the share, at most,
+VAIN = 2  # one for so many streams in a row that had not come further than the time before
+PATIENCE = 0.5  # seconds at least until a thread goes on that passes no sync point
+
+
+def limits(config: Config) -> bool:
+    """Whether there is a limit: not where everything is to be recorded, or waited for, or a report is wanted, which
+    lives on what is recorded."""
+    return config.measures and not config.waits and not LOG.is_wanted
+
+
+@dataclass
+class Allowance:
+    """What all threads have saved up, in seconds; below zero, what they owe."""
+
+    saved: float = 0.0
+    looked: float = 0.0  # when that was found out; 0: never
+    resting: bool = True  # until enough has come together
+    vain: int = 0  # streams in a row that were given up and had not come further than the time before
+
+    def look(self) -> float:
+        """What has come together by now."""
+        now = time.perf_counter()
+        if self.looked:
+            self.saved = min(self.saved + self._share * (now - self.looked), max(LEAST, self.saved))
+        self.looked = now
+        return self.saved
+
+    def enter(self, spell: Spell) -> None:
+        """A thread enters its context. Until now nothing could have run in it, so that time does not count."""
+        if not self.looked:
+            LOG.emit("rest", ops=0, before=0, seconds=0.0)
+        self.looked = time.perf_counter()
+        if not self._is_enough():
+            self._rest(spell)
+
+    def begin(self, stream: Stream) -> tuple[float, int]:
+        """An op is about to be recorded."""
+        seen = stream.witnessed
+        return time.perf_counter() - (0.0 if seen is None else seen.seconds), MEMORY.size
+
+    def is_used_up(self, stream: Stream, begun: tuple[float, int]) -> bool:
+        """An op has been recorded that had `begun` so. Whether its stream is to be given up."""
+        seen = stream.witnessed
+        if seen is None or not stream.nodes:
+            return False
+        seconds = time.perf_counter() - seen.seconds - begun[0]
+        if not (seen.written or seen.followed):
+            seen.granted = max(self.look(), 0.0)
+        self.saved -= seconds
+        if MEMORY.size == begun[1]:
+            seen.followed += seconds
+            seen.came += 1
+            return False
+        seen.written += seconds
+        # As much as it took to come here may be added, or a long stream would never be done.
+        return seen.written > max(seen.granted, seen.followed) + self._share * seen.seconds
+
+    def spend(self, seconds: float) -> None:
+        """So much has gone into what is done for a witnessed stream at its end."""
+        self.saved -= seconds
+
+    def give_up(self, stream: Stream) -> None:
+        """A witnessed stream is given up, and its thread rests."""
+        first, seen = stream.first, stream.witnessed
+        assert first is not None and seen is not None
+        self.vain = 0 if 0 < first.reached <= seen.came else self.vain + 1
+        first.reached = len(stream.nodes)
+        self._rest(stream.spell)
+        LOG.emit("rest", ops=len(stream.nodes), before=seen.came, seconds=seen.written)
+
+    @property
+    def _share(self) -> float:
+        return SHARE / (1 << min(self.vain // VAIN, HALVINGS))
+
+    def _rest(self, spell: Spell) -> None:
+        self.resting = self.look() < LEAST
+        spell.rest(self._is_enough, max(PATIENCE, (LEAST - self.saved) / self._share))
+
+    def _is_enough(self) -> bool:
+        self.resting = self.resting and self.look() < LEAST
+        return not self.resting
+
+
+ALLOWANCE = Allowance()

@@ -1,0 +1,265 @@
+"""Calls: an ATen call taken apart, and everything that its structure alone decides, worked out once.
+
+The structure is the overload, the arguments that are part of the computation, and the tensors' sizes, strides and
+dtypes. Tensors themselves and hoisted numbers are not part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Parameter
+
+from fused_eager.fusion_rules.geometry import Geometry, home_shape, is_dense, overlaps_itself
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.rule import OpClass, rule_for
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
+
+from ..bounded import Bounded
+from ..memory.borrow import nbytes_of
+from ..memory.buffers import Home
+from . import uniform
+from .infer import Inferred, Unknown, infer, is_beyond, rehearse
+from .opinfo import HIDDEN_WRITES, OpInfo
+from .pattern import INT64, Row, freeze, pattern
+from .stream import Hole, Ref
+
+Tensor = torch.Tensor
+STRIDED = torch.strided
+TINY = 1  # elements; such work is done by ATen before XLA would have been asked
+
+
+class View(NamedTuple):
+    """How a tensor argument of given size, strides and dtype is seen: `geometry` at offset 0, and the block it touches.
+
+    `block` is the home of native memory read through it, and of a value that it overwrites whole; `covered` are the
+    bytes of the storage that it then has to have (-1: it has gaps, so it never overwrites all).
+    """
+
+    geometry: Geometry
+    block: Home
+    itemsize: int
+    covered: int
+    spec: Spec
+
+
+class Output(NamedTuple):
+    """A new output: what to allocate, and the value that will fill it."""
+
+    spec: Spec
+    geometry: Geometry
+    home: Home
+    nbytes: int  # of the value
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything about a call that its structure decides: remembered per (op, structural arguments, tensor specs)."""
+
+    template: Any  # what is returned, with Fresh and Same leaves
+    args: Any  # templates with Ref and Hole leaves
+    kwargs: dict[str, Any]
+    views: tuple[View, ...]
+    outputs: tuple[Output, ...]
+    written: tuple[int, ...]  # positions among the tensor arguments, in schema order
+    overlapping: bool  # a written tensor overlaps itself
+    alias: bool
+    tiny: bool
+    doubt: str  # why its first run has to be ATen's: there is no lowering, or shape inference cannot be trusted
+    structure: int  # a number that stands for the memo key in node signatures
+    fitting: range | None  # the numbers that a factory may fill a narrow dtype with; eager refuses others
+    rows: tuple[Row, ...]  # what the arguments look like, and by name those given so
+    named: tuple[tuple[str, tuple[Row, ...]], ...]
+
+
+CALLS: Bounded[Hashable, Call | Unknown] = Bounded(16_384)
+_structures = itertools.count()
+
+
+class Foreign(Exception):
+    """An argument that is not an ordinary tensor on the host; the text says what it is."""
+
+
+def shape_of(t: Tensor) -> torch.Size | None:
+    """A tensor's shape; None of a nested one, and of a lazy module's parameter, which have none."""
+    try:
+        return t.shape
+    except RuntimeError:
+        return None
+
+
+def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
+    """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
+    kind = type(a)
+    if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
+        if not a.is_cpu or a.layout is not STRIDED or a.is_nested:
+            raise Foreign(f"a tensor is {a.layout} on {a.device}")
+        try:
+            key += (a.shape, a.stride(), a.dtype)
+        except RuntimeError as error:
+            raise Foreign(f"a {type(a).__name__} has no shape yet") from error
+        tensors.append(a)
+        if a.is_neg() or a.is_conj():
+            key.append((a.is_neg(), a.is_conj()))
+    elif hoist and (kind is float or (kind is int and a in INT64)):
+        scalars.append(a)
+        key.append(kind)
+    elif kind is list or kind is tuple:
+        key.append(len(a))
+        for x in a:
+            take(x, hoist, key, tensors, scalars)
+    else:
+        key.append(a if kind is int or a is None else freeze(a))
+
+
+def _templates(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments with `Ref` for tensors and `Hole` for hoisted numbers, numbered as `_take` takes them."""
+    refs = holes = 0
+
+    def leaf(hoist: bool) -> Any:
+        def take(a: Any) -> Any:
+            nonlocal refs, holes
+            kind = type(a)
+            if isinstance(a, Tensor):
+                refs += 1
+                return Ref(refs - 1)
+            if hoist and (kind is float or (kind is int and a in INT64)):
+                holes += 1
+                return Hole(holes - 1, kind)
+            return a
+
+        return take
+
+    done = [map_leaves(leaf(i in info.hoisted), a) for i, a in enumerate(args)]
+    named = {n: map_leaves(leaf(info.names.index(n) in info.hoisted), kwargs[n]) for n in sorted(kwargs)}
+    return done, named
+
+
+def written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Which tensor arguments the call writes, as positions among its tensors."""
+    hidden = HIDDEN_WRITES.get(str(info.op))
+    if hidden is not None:
+        flag = info.names.index(hidden[1])
+        if not (args[flag] if flag < len(args) else kwargs.get(hidden[1], False)):
+            return ()
+    positions: dict[int, list[int]] = {}
+    counter = 0
+    for i, value in [*enumerate(args), *((info.names.index(n), kwargs[n]) for n in sorted(kwargs))]:
+        count = sum(isinstance(leaf, Tensor) for leaf in leaves([value]))
+        positions[i] = list(range(counter, counter + count))
+        counter += count
+    return tuple(p for i in info.written for p in positions.get(i, []))
+
+
+def overlap(tensors: Sequence[Tensor], targets: Sequence[int]) -> bool:
+    """Whether one of the tensors that are written overlaps itself."""
+    return any(overlaps_itself(tuple(tensors[i].shape), tensors[i].stride()) for i in targets)
+
+
+def _view(t: Tensor) -> View:
+    """A view of native memory becomes an input that is just the block it touches, from its first element on.
+
+    So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
+    """
+    size, stride, dtype = tuple(t.shape), t.stride(), t.dtype
+    spec = Spec(size, dtype, stride, t.device)
+    dense = is_dense(size, stride)
+    if dense:
+        block = home_shape(spec)
+    else:
+        block = (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0,)
+    geometry = Geometry(size, stride, 0, dtype, dtype.is_complex and t.is_conj(), t.is_neg())
+    return View(geometry, (dtype, block), dtype.itemsize, spec.nbytes if dense else -1, spec)
+
+
+def _output(spec: Spec) -> Output:
+    home: Home = (spec.dtype, home_shape(spec))
+    if not is_dense(spec.shape, spec.strides):
+        reach = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+        home = (spec.dtype, (reach,))
+    return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home, nbytes_of(home))
+
+
+def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:
+    """The numbers that fit the dtype which a factory fills; None for other ops, and where all fit."""
+    rule = rule_for(info.twin)
+    if rule is None or rule.cls is not OpClass.FACTORY or not made:
+        return None
+    dtype = made[0].dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
+        return None
+    limits = torch.iinfo(dtype)
+    return range(limits.min, limits.max + 1)
+
+
+def _inferred(
+    info: OpInfo, key: Sequence[Any], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> tuple[Inferred, str] | Unknown:
+    """What a call returns, and why its first run has to be ATen's, or ""."""
+    unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
+    if unfit:
+        return Unknown(f"XLA has no {unfit[0]}")
+    form = uniform.form(info, key, tensors)
+    known = uniform.recall(form, tensors)
+    if known is not None:
+        return known, ""
+    inferred = infer(info.op, args, kwargs, tensors)
+    if isinstance(inferred, Unknown):
+        return inferred
+    if any(s.device.type != "cpu" for s in inferred.fresh):
+        return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
+    inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
+    if not (doubt or is_beyond(tensors, inferred)):
+        uniform.remember(form, tensors, inferred)
+    return inferred, doubt
+
+
+def new_call(
+    info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> Call | Unknown:
+    """Work out what the structure of a call decides, and remember it by `key`."""
+    found = _inferred(info, key, tensors, args, kwargs)
+    if isinstance(found, Unknown):
+        CALLS[key] = found
+        return found
+    return make_call(info, key, tensors, args, kwargs, *found)
+
+
+def make_call(
+    info: OpInfo,
+    key: tuple[Any, ...],
+    tensors: list[Tensor],
+    args: Any,
+    kwargs: dict[str, Any],
+    inferred: Inferred,
+    doubt: str = "",
+) -> Call:
+    """What the structure of a call decides, remembered by `key`, where what it returns is known."""
+    targets = written(info, args, kwargs)
+    done, named = _templates(info, args, kwargs)
+    views = tuple([_view(t) for t in tensors])
+    seen = iter([v.geometry for v in views])
+    hoisted = info.hoisted
+    rows = tuple([row for i, a in enumerate(args) for row in pattern((a,), seen, i in hoisted)])
+    call = Call(
+        inferred.template,
+        done,
+        named,
+        views,
+        tuple(_output(s) for s in inferred.fresh),
+        targets,
+        overlap(tensors, targets),
+        inferred.alias,
+        all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
+        info.island or doubt,
+        next(_structures),
+        _fitting(info, inferred.fresh or [v.spec for v in views]),
+        rows,
+        tuple([(n, pattern((kwargs[n],), seen, info.names.index(n) in hoisted)) for n in sorted(kwargs)]),
+    )
+    CALLS[key] = call
+    return call

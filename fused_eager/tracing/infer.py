@@ -1,0 +1,274 @@
+"""Shape inference: what an op returns, without its values; once per distinct call, by torch itself.
+
+FakeTensor knows all ops, and takes a millisecond for a call. Most of it goes into what only few calls need: for the
+others FakeTensor, too, asks the kernels for tensors without memory (device `meta`), which answer in a tenth of the
+time. So where they are all that it would ask they are asked first, and FakeTensor where they do not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
+
+from ..memory.trap import storage_of
+
+_FAKE = FakeTensorMode(allow_non_fake_inputs=False)
+_FAKE.cache_enabled = False  # a key for each op inside costs as much as the op; what comes out is remembered by `calls`
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """In a return template: the op's new output number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """In a return template: the tensor argument number `index` itself."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a call returns: specs of new outputs, and `template`, the returned structure with `Fresh` and `Same`."""
+
+    fresh: tuple[Spec, ...]
+    template: Any
+    alias: bool = False  # a new tensor over an argument's memory: run it as the view op that it is
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why shapes cannot be known before the op has run: it then runs natively, with eager's own errors."""
+
+    reason: str
+
+
+_LOCK = threading.Lock()  # FakeTensorMode keeps state of its own
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """FakeTensor logs and warns about calls that ATen will judge, and tell of, in its own words."""
+    was = _FAKE_LOG.disabled
+    _FAKE_LOG.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _FAKE_LOG.disabled = was
+
+
+def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
+    """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
+    # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
+    with _LOCK, _silence():
+        found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
+        return found or _run(op, args, kwargs, tensors, _FAKE)
+
+
+def _on_meta(
+    op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
+) -> Inferred | Unknown | None:
+    if kwargs.get("device") is not None:
+        return None  # it makes a tensor elsewhere
+    found = _run(op, args, kwargs, tensors, torch._C._DisableTorchDispatch(), "meta")
+    if isinstance(found, Unknown) or any(s.device.type != "meta" for s in found.fresh):
+        return None
+    device = tensors[0].device
+    return replace(found, fresh=tuple([replace(s, device=device) for s in found.fresh]))
+
+
+def _meta_suffices(op: OpOverload, args: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether FakeTensor would find nothing else than `op` on meta tensors.
+
+    Some decompositions of torch's look at the device, but only for half types.
+    """
+    if not tensors or any(t.device != tensors[0].device for t in tensors):
+        return False
+    suffices = _SUFFICES_IF.get(op._schema.name)
+    if not (suffices(args, tensors) if suffices else _is_common(op)):
+        return False
+    return all(t.dtype in _PLAIN for t in tensors)
+
+
+# What has other strides, or fewer outputs, on other devices than CPU. tests/test_infer.py compares all of op_db.
+_LOOKS_AT_DEVICE = ("_fft_", "linalg_", "batch_norm", "nonzero_static")
+_PLAIN = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+
+
+def _are_plainly_contiguous(args: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether there is no doubt that a convolution's results are contiguous."""
+    last = torch.channels_last
+    images = [t for t in tensors if t.ndim == 4]
+    return (
+        len(images) >= 2
+        and len({t.dtype for t in tensors}) == 1
+        and all(t.is_contiguous() and not t.is_contiguous(memory_format=last) for t in images)
+        and all(t.ndim in (1, 4) for t in tensors)
+    )
+
+
+def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
+    return True
+
+
+# Those that FakeTensor, or a device, treats in a way of its own, and the calls for which that comes to the same.
+_SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
+    "aten::convolution": _are_plainly_contiguous,
+    "aten::convolution_backward": _are_plainly_contiguous,
+    "aten::native_batch_norm": lambda args, tensors: len(args) > 5 and args[5] is True,  # in training
+    "aten::native_batch_norm_backward": _always,
+    # FakeTensor looks for the device that they name, and there is one.
+    **dict.fromkeys([f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full")], _always),
+    "aten::embedding": _always,
+}
+
+
+@functools.cache
+def _is_common(op: OpOverload) -> bool:
+    """Whether FakeTensor has no treatment of its own for an op."""
+    special, checks = (getattr(fake_impls, f"op_implementations_{n}", None) for n in ("dict", "checks"))
+    if special is None or checks is None or op in special or op.namespace != "aten":
+        return False
+    if any(part in op._schema.name for part in _LOOKS_AT_DEVICE):
+        return False
+    # Lists are treated one by one because of their devices, which are known to be one.
+    return op._schema.name.startswith("aten::_foreach_") or not any(applies(op) for applies, _ in checks)
+
+
+def _run(
+    op: OpOverload,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: list[torch.Tensor],
+    mode: AbstractContextManager[Any],
+    device: str | None = None,
+) -> Inferred | Unknown:
+    actors: list[torch.Tensor] = []
+    with mode, torch._C._DisableFuncTorch():
+        for t in tensors:
+            # A written tensor keeps its identity, so that what the op returns can be told from a new one.
+            actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device))
+        shapes = [tuple(a.shape) for a in actors]
+        try:
+            out = _call(op, args, kwargs, actors)
+        except Exception as error:
+            # Whatever is refused, ATen decides: it raises eager's error, or it knows better.
+            return Unknown(_first_line(error))
+    if any(tuple(a.shape) != s for a, s in zip(actors, shapes, strict=True)):
+        return Unknown("an out= argument is resized")
+    return described(out, actors)
+
+
+def _call(op: OpOverload, args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
+    """Call `op` with `actors` in place of its tensor arguments, in order."""
+    position = iter(actors)
+
+    def enter(leaf: Any) -> Any:
+        return next(position) if isinstance(leaf, torch.Tensor) else leaf
+
+    return op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+
+
+def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
+    """What a call has returned that was made with the tensors `actors`."""
+    for leaf in leaves([out]):
+        if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
+            return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")
+        if isinstance(leaf, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+            return Unknown("it returns a number that depends on values")
+    fresh: list[Spec] = []
+    storages = {storage_of(a)._cdata for a in actors}
+    positions = {id(a): i for i, a in reversed(list(enumerate(actors)))}  # the first, where one is there twice
+    alias = False
+
+    def leave(leaf: Any) -> Any:
+        nonlocal alias
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        position = positions.get(id(leaf))
+        if position is not None:
+            return Same(position)
+        alias = alias or storage_of(leaf)._cdata in storages
+        fresh.append(Spec(tuple(leaf.shape), leaf.dtype, tuple(leaf.stride()), leaf.device))
+        return Fresh(len(fresh) - 1)
+
+    template = map_leaves(leave, out)
+    if fresh and len({s.device.type for s in fresh} | {a.device.type for a in actors}) > 1:
+        return Unknown("it moves between devices")
+    return Inferred(tuple(fresh), template, alias)
+
+
+SMALL = 2**16  # elements: a rehearsal costs next to nothing
+LARGE = 2**24  # elements: above, a rehearsal would cost too much
+_USUAL = ({torch.float32}, {torch.float64})
+
+
+def rehearse(
+    op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], inferred: Inferred
+) -> tuple[Inferred, str]:
+    """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
+
+    FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
+    Small calls and calls of unusual dtypes are rehearsed.
+
+    Returns:
+        What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
+    """
+    if inferred.alias or not tensors or _elements(tensors, inferred) > (SMALL if _is_usual(tensors) else LARGE):
+        return inferred, ""
+    actors = [_zeros(t) for t in tensors]
+    try:
+        with _LOCK, _silence():
+            out = _call(op, args, kwargs, actors)
+    except Exception as error:
+        return inferred, f"a rehearsal failed: {_first_line(error)}"
+    own = {id(t) for t in actors}
+    real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
+    if [(tuple(t.shape), t.dtype) for t in real] != [(s.shape, s.dtype) for s in inferred.fresh]:
+        return inferred, "a rehearsal returned other shapes than inferred"
+    specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
+    return Inferred(specs, inferred.template), ""
+
+
+def is_beyond(tensors: list[torch.Tensor], inferred: Inferred) -> bool:
+    """Whether a call is not rehearsed because it is too large, though its dtypes ask for it."""
+    return not _is_usual(tensors) and _elements(tensors, inferred) > LARGE
+
+
+def _is_usual(tensors: list[torch.Tensor]) -> bool:
+    return {t.dtype for t in tensors} in _USUAL
+
+
+def _elements(tensors: list[torch.Tensor], inferred: Inferred) -> int:
+    return sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _zeros(t: torch.Tensor) -> torch.Tensor:
+    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    flat = torch.zeros(reach, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
+    flat = flat.conj() if t.is_conj() else flat
+    return flat._neg_view() if t.is_neg() else flat
