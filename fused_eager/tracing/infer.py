@@ -110,7 +110,7 @@ def _meta_suffices(op: OpOverload, args: Any, tensors: list[torch.Tensor]) -> bo
     return all(t.dtype in _PLAIN for t in tensors)
 
 
-# What has other strides, or fewer outputs, on other devices than CPU. tests/test_infer.py compares all of op_db.
+# What has other strides, or fewer outputs, on other devices than CPU. tests/tracing/test_infer.py goes through op_db.
 _LOOKS_AT_DEVICE = ("_fft_", "linalg_", "batch_norm", "nonzero_static")
 _PLAIN = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 

@@ -11,7 +11,7 @@ import torch
 
 from fused_eager.commands import ops
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ops.md").read_text()
 PINNED = (ROOT / "constraints.txt").read_text()
 # One entry of each kind, and a few that must stay lowered.

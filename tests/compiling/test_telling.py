@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager
+from tests.log.test_site import line
 from tests.streams import events, stable_shapes
-from tests.test_site import line
 
 
 @pytest.fixture(autouse=True)

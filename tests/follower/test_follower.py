@@ -25,13 +25,12 @@ from fused_eager.log import site
 from fused_eager.log.events import LOG
 from fused_eager.running import load
 from fused_eager.tracing.stream import Stream
-
-from .streams import events, forget_pending, open_stream
-from .suites import optimizers
+from tests.streams import events, forget_pending, open_stream
+from tests.suites import optimizers
 
 pytestmark = pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
 Tensor = torch.Tensor
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ways:

@@ -18,8 +18,8 @@ from fused_eager.compiling import background
 from fused_eager.running import contest
 from fused_eager.running.contest import Call, islands
 from fused_eager.tracing.stream import Node
+from tests.compiling.test_caching import finish_writing, own_process
 from tests.streams import aten, events, node, recorded
-from tests.test_caching import finish_writing, own_process
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
 

@@ -25,8 +25,8 @@ from fused_eager.planning import forms
 from fused_eager.planning.plan import Region
 from fused_eager.running.arguments import as_array
 from fused_eager.tracing.stream import Ref
+from tests.compiling.test_key import BASE, DIFFERENT, x
 from tests.streams import END, HOME, lowered_by, node, recorded
-from tests.test_key import BASE, DIFFERENT, x
 
 
 def digest(program: Callable[[], Any], **how: Any) -> str:
@@ -177,11 +177,11 @@ def test_keys_tell_lowered_functions_apart(shape: Any, steps: Any, other: Any) -
 
 
 def test_another_process_with_another_hash_seed_makes_the_same_key(tmp_path: Path) -> None:
-    code = "from tests.test_canonical import *\nfor p in PROGRAMS.values(): print(digest(p))"
+    code = "from tests.compiling.test_canonical import *\nfor p in PROGRAMS.values(): print(digest(p))"
     lines = {
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120,
-            cwd=Path(__file__).parents[1], env={**__import__("os").environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2], env={**__import__("os").environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip

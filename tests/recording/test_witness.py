@@ -17,8 +17,8 @@ from fused_eager.memory.buffers import buffer_of, storage_of
 from fused_eager.memory.trap import is_armed
 from fused_eager.running import island, load
 from fused_eager.tracing import trace
+from tests.recording.test_follow import counted
 from tests.streams import events, forget_shapes, open_stream
-from tests.test_follow import counted
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from fused_eager.compiling import caching, surroundings
 from fused_eager.running import choices, load
 from fused_eager.running.choices import Absurd, from_bytes, to_bytes
 from tests.cached_program import paced, small
+from tests.compiling.test_caching import _machine, child, own_process, run
 from tests.streams import events, open_stream
-from tests.test_caching import _machine, child, own_process, run
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
 

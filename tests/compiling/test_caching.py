@@ -30,7 +30,7 @@ from fused_eager.tracing import trace
 from tests.cached_program import small
 from tests.streams import events, forget_shapes, open_stream
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEYS = generate("hmac-sha256")["writer"]
 
 

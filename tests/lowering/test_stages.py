@@ -22,8 +22,8 @@ from fused_eager.lowering.row_blocks import Blocked, in_blocks
 from fused_eager.lowering.stages import Stages, planned, stored
 from fused_eager.lowering.straight_line import Program, flatten
 from fused_eager.xla import enable_x64
+from tests.lowering.test_row_blocks import agree
 from tests.streams import all_rows_in_blocks, events
-from tests.test_row_blocks import agree
 
 X = np.random.default_rng(0).standard_normal(48, np.float32)
 Function = Callable[..., Any]

@@ -15,7 +15,7 @@ from fused_eager.cache import generate
 from fused_eager.commands.cli import main
 from fused_eager.compiling import caching, executable
 from tests.cached_program import lapack, small
-from tests.test_caching import ROOT, own_process, run
+from tests.compiling.test_caching import ROOT, own_process, run
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
 

@@ -21,8 +21,8 @@ from fused_eager.memory import scratch
 from fused_eager.memory.scratch import SCRATCH, wanted
 from fused_eager.planning.plan import make_plan
 from fused_eager.running import load
+from tests.compiling.test_caching import own_process, run
 from tests.streams import END, HOME, all_results_large, flush_now, node
-from tests.test_caching import own_process, run
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
 

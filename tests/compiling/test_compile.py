@@ -79,7 +79,7 @@ def test_a_failure_is_not_remembered_as_an_executable() -> None:
 
 
 def test_checks_name_the_position_of_their_node() -> None:
-    from tests.test_lower import embedding
+    from tests.lowering.test_lower import embedding
 
     n = embedding()
     homes = {0: (torch.float32, (5, 2)), 1: (torch.int64, (4,)), 2: (torch.float32, (4, 2))}
