@@ -126,8 +126,8 @@ class Steps:
 
     def first(self, i: jax.Array) -> tuple[Any, ...]:
         """Where step `i` begins in images `[N, H, W, C]`."""
-        parts = self.tall // self.r
-        return lax.div(i, parts) * self.k, lax.rem(i, parts) * (RESULTS * self.r), 0, 0
+        i, parts, none = turning.unsigned(i), self.tall // self.r, np.uint32(0)
+        return i // parts * self.k, i % parts * (RESULTS * self.r), none, none
 
     def inputs(self, images: jax.Array, edges: Edges, i: jax.Array) -> jax.Array:
         """B^T d B of step `i`: `[elements, tiles, C]`. Tiles begin at every other pixel."""
