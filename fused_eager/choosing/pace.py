@@ -24,7 +24,8 @@ from ..bounded import Bounded
 from .stretch import Choice, Pieces, Place, Stretch, Times
 from .whole import Whole
 
-TRUST = 2.0  # seconds that what was found in one context is taken for true of the next one that is entered there
+TRUST = 2.0  # seconds that what was found in some contexts is taken for true of the next ones that are entered there
+SOME, MOST = 8, 1024  # contexts in a row that are natively faster, until those that follow are taken to be
 PLACES = 1024
 FLUSHES = 64  # in a stretch that can be told from others elsewhere
 
@@ -37,8 +38,7 @@ ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began
 BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
 # Where stretches begin whose lengths keep changing: they are one, and what each takes counts for its length.
 VARYING: Bounded[Place, bool] = Bounded(PLACES)
-# Until when all of a context that is entered there is to run natively, and the stretch that it is, if it is one.
-ENTRIES: Bounded[Place, tuple[float, Stretch | None]] = Bounded(PLACES)
+ENTRIES: Bounded[Place, Entries] = Bounded(PLACES)
 WHOLES: Bounded[Place, Whole] = Bounded(PLACES)  # of the loops in contexts that are entered there
 
 
@@ -46,6 +46,28 @@ def forget() -> None:
     """As if the process had just started."""
     for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES, WHOLES):
         table.clear()
+
+
+@dataclass(slots=True)
+class Entries:
+    """What was found in the contexts that are entered on one line, which may be a function that is called for one model
+    and another: torch alone sees none of them, so some in a row have to be natively faster until it is, and more where
+    one was faster fused after so many."""
+
+    until: float = 0.0  # all of them are to run natively
+    single: Stretch | None = None  # the one that they are, if they are one
+    native: int = 0  # in a row, up to the last one that was seen
+    enough: int = field(default_factory=lambda: SOME)
+
+    def left(self, until: float, single: Stretch | None, fused: bool) -> None:
+        """One of them is over, all of which is to run natively until then; or a part of it `fused`, by choice."""
+        now = time.perf_counter()
+        self.until, self.single = 0.0, single
+        if fused:
+            self.enough = min(max(self.enough, 2 * (self.native + 1)), MOST)
+        self.native = self.native + 1 if now < until else 0
+        if self.native >= self.enough:
+            self.until, self.native = min(until, now + TRUST), 0
 
 
 @dataclass(slots=True)
@@ -67,6 +89,7 @@ class Pace:
     entry: Place = None  # where the context was entered
     whole: Whole = field(default_factory=Whole)  # the turns of the loop in it
     alone: float = math.inf  # until when all that has been begun is to run natively
+    fused: bool = False  # some of it is faster fused
     begun: int = 0  # stretches since the last turn
     single: Stretch | None = None  # the one that there is in a turn
     unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
@@ -79,8 +102,11 @@ class Pace:
         if self.entry not in WHOLES:
             WHOLES[self.entry] = self.whole
         self.whole = WHOLES[self.entry]
-        until, self.single = ENTRIES.get(self.entry, (0.0, None))
-        return until
+        if self.entry not in ENTRIES:
+            ENTRIES[self.entry] = Entries()
+        entries = ENTRIES[self.entry]
+        self.single = entries.single
+        return entries.until
 
     def amend(self, seconds: float) -> None:
         """The stretch that ended last has taken so much more."""
@@ -93,8 +119,8 @@ class Pace:
         if self.running is None:
             if aside:  # all the time
                 self._was_alone(now - self.began)
-        elif self.entry is not None:
-            ENTRIES[self.entry] = min(self.alone, now + TRUST), self.running if self.begun == 1 else None
+        elif self.entry in ENTRIES:
+            ENTRIES[self.entry].left(self.alone, self.running if self.begun == 1 else None, self.fused)
 
     def _was_alone(self, seconds: float) -> None:
         stretch = self.single
@@ -157,6 +183,7 @@ class Pace:
         self.begun += 1
         self.whole.begins(stretch, self.start, first[1:])
         self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
+        self.fused = self.fused or stretch.chosen is False
         return self.native is not before
 
     def go_along(self) -> None:

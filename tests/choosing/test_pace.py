@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ import torch
 from fused_eager import fused_eager
 from fused_eager.choosing import pace
 from fused_eager.choosing.hotness import VARIANTS
-from fused_eager.choosing.pace import Pace
-from fused_eager.choosing.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Stretch
+from fused_eager.choosing.pace import ENTRIES, SOME, Pace
+from fused_eager.choosing.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Stretch
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
@@ -115,18 +115,48 @@ def test_contexts_of_one_step_are_measured_from_end_to_end(
     assert one_step(clock, THERE, fused, 1.0, exit) is native, "another place goes the same way"
 
 
-def test_a_context_of_which_a_part_is_fused_is_entered_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    for first, fused in (("tiny", 2.0), ("large", 0.5)):
-        ways(clock, fused=fused, native=1.0, stretches=len(MEASURED) + 1, first=first)
-    for firsts, alone in ((["tiny"], True), (["tiny", "large"], False)):
-        own = Pace()
-        own.enter(tuple(firsts))
-        for first in firsts:
+TAKE = {"tiny": (2e-2, 1e-2), "large": (5e-3, 1e-2)}  # fused and natively
+
+
+def a_context(clock: Clock, place: Place, firsts: Sequence[str]) -> bool:
+    """One that is entered there, and what it reads; whether torch is alone in it."""
+    own = Pace()
+    alone = own.enter(place) > clock.now
+    for first in firsts:
+        if not alone:
             own.begin(READ, first)
+        clock.now += TAKE[first][alone or own.native]
+        if not alone:
             own.passed(READ, True)
-        own.leave(aside=False)
-        assert (Pace().enter(tuple(firsts)) > clock.now) is alone
+    own.leave(alone)
+    return alone
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(monkeypatch)
+    for first, (fused, native) in TAKE.items():
+        ways(clock, fused, native, stretches=len(MEASURED) + 2, first=first)
+    return clock
+
+
+@pytest.mark.parametrize(("firsts", "alone"), [(["tiny"], True), (["tiny", "large"], False)])
+def test_a_context_of_which_a_part_is_fused_is_entered_recording(
+    measured: Clock, firsts: list[str], alone: bool
+) -> None:
+    assert [a_context(measured, "with", firsts) for _ in range(SOME + 1)] == [False] * SOME + [alone]
+
+
+@pytest.mark.parametrize(("before", "alone"), [(SOME - 1, False), (SOME, True)])
+def test_a_function_that_is_called_for_two_models_is_alone_for_none_of_them(
+    measured: Clock, before: int, alone: bool
+) -> None:
+    """One is faster fused, and its turn comes so seldom that some in a row are not: more have to be when that is seen,
+    which it is not as long as torch is alone."""
+    turns = [["tiny"]] * before + [["large"]] + ([["tiny"]] * (SOME + 3) + [["large"]]) * 8
+    ran = [a_context(measured, "function", firsts) for firsts in turns]
+    assert ran == [False] * before + [alone] * (len(turns) - before)
+    assert ENTRIES["function", "entry"].enough == (SOME if alone else 2 * (SOME + 4))
 
 
 def test_torch_below_our_mode_is_not_taken_for_another_stretch(monkeypatch: pytest.MonkeyPatch) -> None:

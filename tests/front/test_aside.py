@@ -114,9 +114,10 @@ def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins
 
 
 def test_a_function_that_is_a_context_of_its_own_runs_alone_where_that_is_faster(
-    native_wins_for_some_steps: None,
+    native_wins_for_some_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entering is a part of each stretch; where all of a context was native, the next one begins aside."""
+    monkeypatch.setattr(pace, "SOME", 2)
     plain, ways = trainer(True), []
     wanted = [plain().item() for _ in range(40)]
     train = trainer(True)
