@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote, urlsplit
 
-from fused_eager.cache.store import Stat, Store, StoreError, checked
+from .store import Stat, Store, StoreError, checked
 
 _IDLE = 4  # connections kept open
 _STATUS = {

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fused_eager.cache.background import Writer
-from fused_eager.cache.encode import Unencodable, freeze
-from fused_eager.cache.forks import call_after_fork
-from fused_eager.cache.guard import Breaker, Guard
-from fused_eager.cache.key import Key
-from fused_eager.cache.lease import Follow, Lead, Leases
-from fused_eager.cache.manifest import Blob, Manifest, ManifestError, Origin, parse
-from fused_eager.cache.pack import pack
-from fused_eager.cache.read import DAMAGE, Found, Policy, Refused, read_entry
-from fused_eager.cache.sign import Keyring
-from fused_eager.cache.store import Store, StoreError
+from .background import Writer
+from .encode import Unencodable, freeze
+from .forks import call_after_fork
+from .guard import Breaker, Guard
+from .key import Key
+from .lease import Follow, Lead, Leases
+from .manifest import Blob, Manifest, ManifestError, Origin, parse
+from .pack import pack
+from .read import DAMAGE, Found, Policy, Refused, read_entry
+from .sign import Keyring
+from .store import Store, StoreError
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 

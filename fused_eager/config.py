@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
-from fused_eager.errors import FusedEagerError
+from .errors import FusedEagerError
 
 PREFIX = "FUSED_EAGER_"
 

@@ -89,7 +89,8 @@ def _lanes(length: int) -> tuple[int, ...] | None:
 
 
 def _of_rows(x: Any, axes: Axes) -> _Steps | None:
-    """Where the last axis stays. Large arrays are left to the loop over blocks of rows (`row_blocks`)."""
+    """Where the last axis stays. Large arrays are left to the loop over blocks of rows
+    (`fused_eager.lowering.row_blocks`)."""
     if not axes or x.size * x.dtype.itemsize >= CACHED:
         return None
     end = at = max(axes) + 1

@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -126,14 +127,14 @@ def test_each_folder_of_the_runtime_has_its_place_in_the_order() -> None:
         ("cache", "def f():\n    from torch import nn"),
         ("cache", "import importlib; importlib.import_module('torch')"),
         ("cache", "import fused_eager"),
-        ("cache", "from fused_eager import events"),
-        ("cache", "from .. import events"),
+        ("cache", "from fused_eager.log import events"),
+        ("cache", "from ..log import events"),
         ("cache", "from ..fusion_rules import spec"),
         ("cache", "from fused_eager.fusion_rules.spec import Spec"),
         ("fusion_rules", "from fused_eager.config import Config"),
         ("fusion_rules", "from fused_eager import fused_eager"),
         ("fusion_rules", "from fused_eager.cache import key"),
-        ("fusion_rules", "from ..context import fused_eager"),
+        ("fusion_rules", "from ..front.context import fused_eager"),
     ],
 )
 def test_a_wrong_import_is_seen(folder: str, line: str) -> None:
@@ -195,6 +196,11 @@ def test_every_package_is_installed() -> None:
     }
     assert set(project["packages"]) == found
     assert {project["package-dir"][name]: name for name in FOLDERS.values()} == FOLDERS
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix not in (".py", ".pyc"):
+                name = ".".join([package, *path.relative_to(ROOT / folder).parts[:-1]])
+                assert any(fnmatch(path.name, kind) for kind in project["package-data"].get(name, ())), short(path)
 
 
 def test_public_names_exist_and_are_documented() -> None:

@@ -1,1 +1,2 @@
-"""Which way ops go, fused or torch alone: what was measured for each stretch and each turn of a loop."""
+"""Which way ops go: whether a stream is worth compiling, and what was measured, fused and torch alone, for each stretch
+and each turn of a loop."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line; `diff`, `top` and `explain` are in `reporting`, `config` in `config`."""

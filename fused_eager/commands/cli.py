@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand: `module` of this package has `main(argv, prog) -> int`, which parses what follows its name."""
+    """One subcommand: `module` of `fused_eager` has `main(argv, prog) -> int`, which parses what follows its name."""
 
     name: str
     module: str
@@ -25,7 +25,7 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("run", "commands.launch", "run a Python program or module under fused_eager(), unmodified", True),
-    Command("report", "reporting.commands", "what a run did and what to change, from its event log"),
+    Command("report", "commands.report", "what a run did and what to change, from its event log"),
     Command("diff", "reporting.compare", "what is different between the event logs of two runs"),
     Command("top", "reporting.top", "follow the event log of a running program"),
     Command("explain", "reporting.explaining", "run a program, say what became of each of its lines", True),

@@ -21,8 +21,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fused_eager.cache.local import default_root
-from fused_eager.config import OptionError, resolve
 from fused_eager.fusion_rules.cores import usable_cores
+
+from ..config import OptionError, resolve
 
 Severity = Literal["error", "warning", "note"]
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
-from fused_eager import FOLDER
-from fused_eager.config import OPTIONS, OptionError, parse_assignment, resolve
+from .. import FOLDER
+from ..config import OPTIONS, OptionError, parse_assignment, resolve
 
 # Frames that lead to a program: ours, and Python's own way of starting and finding modules (not frozen before 3.11).
 _OURS = (FOLDER, "<frozen ", runpy.__file__, importlib.util.__file__)
@@ -183,7 +183,8 @@ def main(argv: list[str], prog: str) -> int:
         return 2
 
     import fused_eager
-    from fused_eager.log.events import LOG
+
+    from ..log.events import LOG
 
     LOG.asked = arguments.report
     try:

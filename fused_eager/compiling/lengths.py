@@ -5,9 +5,9 @@ copies every input and computes what nobody asked for. Where rows do not depend 
 executable for a block of rows is called for one block after the other (`block_by_block`).
 
 Two streams written down for a block are one (`template`). That each computes a block as it would compute all is proved,
-not assumed: traced as they are, all of their primitives are such that compute a row from the same row (`rowwise`), and
-with the shapes of a block what they compute is, value for value, what the traced block computes. A further stream has
-only to be the same when it is written down for a block.
+not assumed: traced as they are, all of their primitives are such that compute a row from the same row
+(`fusion_rules.rowwise`), and with the shapes of a block what they compute is, value for value, what the traced block
+computes. A further stream has only to be the same when it is written down for a block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The compiled follower: ops that come again are followed in C++ (`kernels.cpp`), where there is a compiler.
 
-It does what `follow` does, on the same objects, in a quarter of the time; what it declines goes to Python, which stays
-the whole truth about recording. It is built once, in the background (`build`), and taken up (`front.connection`) where
-no op of this thread is under way. Until then, and where nothing can be built, everything is as it is without.
+It does what `recording.follow` does, on the same objects, in a quarter of the time; what it declines goes to Python,
+which stays the whole truth about recording. It is built once, in the background (`build`), and taken up
+(`front.connection`) where no op of this thread is under way. Until then, and where nothing can be built, everything is
+as it is without.
 """
 
 from __future__ import annotations

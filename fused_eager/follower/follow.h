@@ -1,6 +1,6 @@
 // Following: an op that does what a remembered stream did next is handed out, and Python is not asked.
 //
-// What `follow.py` does, on the same objects, so that a stream may be followed here and recorded there op by op.
+// What `recording/follow.py` does, on the same objects, so that a stream may be followed here and recorded there op by op.
 // Whatever is unusual (native memory that others see, operands that share memory with one that is written) is declined,
 // as is any difference: Python then looks for itself. Nothing has been changed by then.
 
@@ -274,7 +274,7 @@ class Follower {
       else
         t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
       auto* storage = t.storage().unsafeGetStorageImpl();
-      std::memset(reinterpret_cast<char*>(storage) + R.flags_at, 1, 3);  // trapped: see trap.py
+      std::memset(reinterpret_cast<char*>(storage) + R.flags_at, 1, 3);  // trapped: see memory/trap.py
       Ref address = checked(address_of(storage)), wrapped = checked(THPStorage_Wrap(t.storage()));
       Ref made = checked(R.buffer_type->tp_alloc(R.buffer_type, 0));
       PyObject* b = made.get();

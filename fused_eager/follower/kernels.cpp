@@ -16,7 +16,7 @@
 namespace fused_eager {
 namespace {
 
-// What happens to an op here: the numbers are those of `__init__.py`.
+// What happens to an op here: the numbers are those of front/connection.py.
 enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, READ = 4, UNKNOWN = -1 };
 
 struct Settings {  // of a `Config`
@@ -144,7 +144,7 @@ class Uncollected {
   bool held_ = false;
 };
 
-// Adds the time of an op to what its front door is told to measure (`measuring`), unless Python does so.
+// Adds the time of an op to what its front door is told to measure (`compiling.measuring`), unless Python does so.
 class Timed {
  public:
   explicit Timed(PyObject* door) : began_(std::chrono::steady_clock::now()) {
@@ -254,7 +254,7 @@ struct Kernel final : c10::OperatorKernel {
     return true;
   }
 
-  // Whether ATen does it at once: an op in place on finished numbers, which nobody else was to read (`native.protect`).
+  // Whether ATen does it at once: an op in place on finished numbers, which nobody else was to read (`recording.native.protect`).
   bool is_tiny(PyObject* stream, Arguments given) const {
     PyObject* step = expected_of(stream);
     if (!is_in_place || (step != Py_None && R.step.info.of(step) == info)) return false;

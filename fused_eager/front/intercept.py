@@ -1,7 +1,7 @@
 """The front door for CPU tensors: a TorchDispatchMode that hands each op to the recorder.
 
-A front door decides only how ops arrive. Everything behind it (`record`, `run`, `native`) knows tensors and overloads,
-so a second one, a device of its own, needs no change there.
+A front door decides only how ops arrive. Everything behind it (`recording.record`, `running.run`, `recording.native`)
+knows tensors and overloads, so a second one, a device of its own, needs no change there.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ it in a traced function.
 
 That is for one thread: with more of them XLA shares out each loop over all rows, and memory feeds several at once.
 
-Each equation of the function comes *before* the loop (it depends on no rows), is *in* it (`rowwise` knows how it is
-computed for a block), or comes *after* it (it mixes rows, or depends on such). A sum, maximum or minimum over all rows
-is taken of each block, and of those afterwards.
+Each equation of the function comes *before* the loop (it depends on no rows), is *in* it (`fusion_rules.rowwise` knows
+how it is computed for a block), or comes *after* it (it mixes rows, or depends on such). A sum, maximum or minimum over
+all rows is taken of each block, and of those afterwards.
 """
 
 from __future__ import annotations

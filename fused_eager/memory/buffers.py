@@ -35,7 +35,7 @@ use_count = torch._C._storage_Use_Count
 
 class Buffer:
     """A storage and the value it holds now. At most one of `stream` (pending), `array`, `error` says where it is; none
-    does where ATen has put it into the storage's own memory while it was being recorded (`witness`).
+    does where ATen has put it into the storage's own memory while it was being recorded (`recording.witness`).
     """
 
     __slots__ = (

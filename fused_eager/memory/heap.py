@@ -4,7 +4,7 @@ Memory that is freed and taken again at once should not go to the system in betw
 takes longer than most regions need to fill it. glibc learns that by itself, from the largest block that the program
 has freed, but never for one above `LARGE`. Here it is taught once for all sizes that it can learn, told to keep what
 fits into the heap of a thread (2.36 takes that, older ones refuse), and to keep the last of those when nothing is left
-in it. Regions are cut so that their temporaries take less (`temporaries`).
+in it. Regions are cut so that their temporaries take less (`planning.temporaries`).
 
 A region's results are allocated by XLA, wait for their turn to be freed among buffers of torch's, and leave gaps that
 glibc neither fills nor returns by itself: training a small GPT, the resident set grew by 6 MB in a step, for hundreds

@@ -1,1 +1,1 @@
-"""The stream into regions."""
+"""The stream into regions: which ops share one, in which order, where it is cut; and ops as plain values."""

@@ -242,7 +242,7 @@ def _connect(
 
 
 def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
-    """Check what `run` relies on.
+    """Check what `running.run` relies on.
 
     Raises:
         ValidationError: a region waits for a later one, a value is made twice or never, or a donated value is read

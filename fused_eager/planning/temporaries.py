@@ -1,7 +1,7 @@
 """Temporaries: a region that would take more memory at once than the heap keeps is cut.
 
-XLA takes the temporaries of a region as one block, and glibc keeps none of 60 MB and more (`heap`): a training step
-that remembers 130 MB from its forward for its backward pass would fault on each of their pages, in each step. What
+XLA takes the temporaries of a region as one block, and glibc keeps none of 60 MB and more (`memory.heap`): a training
+step that remembers 130 MB from its forward for its backward pass would fault on each of their pages, in each step. What
 goes from one region to the next is allocated value by value, kept by the heap and freed when it has been read. XLA can
 be told to take several blocks instead (`xla_multiheap_size_constraint_per_heap`), but an executable that does cannot be
 serialised, so that no other process would ever have it.

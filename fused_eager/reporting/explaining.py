@@ -131,7 +131,7 @@ def _with_plans(seen: list[Event], start: float) -> Process:
 
 def main(argv: list[str], prog: str) -> int:
     """`explain SCRIPT`: run a program once under fused_eager() and say what became of each of its lines."""
-    from fused_eager.commands import launch
+    from ..commands import launch
 
     ours, theirs = launch.split(argv)
     parser = argparse.ArgumentParser(prog=prog, description=main.__doc__, allow_abbrev=False)

@@ -1,9 +1,9 @@
 """Choices: the measured way to run a stretch of the program goes from process to process through the compile cache.
 
-`pace` measures; what it chose is written as a small entry of its own, and asked for when another process has run the
-same regions for the first time. A stretch is known there by the keys of those regions, in order, never by a line or a
-name. Stores are met on the cache's own thread: a program that measures meanwhile is not held up, and whichever is done
-first counts. Whatever is wrong with an entry, the program measures as if there were none.
+`choosing.pace` measures; what it chose is written as a small entry of its own, and asked for when another process has
+run the same regions for the first time. A stretch is known there by the keys of those regions, in order, never by a
+line or a name. Stores are met on the cache's own thread: a program that measures meanwhile is not held up, and
+whichever is done first counts. Whatever is wrong with an entry, the program measures as if there were none.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ what XLA makes of them; elsewhere it is the other way round. The best of both is
 ahead by more than an island costs, the call becomes one, between two regions. Which calls may be contested is a rule
 (`CONTESTED`, and enough memory to be worth a look); who wins is measured while the stream that they belong to is being
 compiled, on memory of their own, and kept like every measured choice. Whether the plan as a whole beats torch alone is
-for `pace` to find out.
+for `choosing.pace` to find out.
 """
 
 from __future__ import annotations

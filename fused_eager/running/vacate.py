@@ -7,7 +7,7 @@ they come again, empty, when the value is bound.
 
 Whoever reads such memory by an address that torch knows nothing of finds zeros meanwhile, instead of what was there
 before the first op. What torch knows of is left alone: storages to which a second tensor refers (DLPack needs one), and
-those that never wait for a value at all (`native.is_volatile`: torch marks what NumPy has a view of).
+those that never wait for a value at all (`recording.native.is_volatile`: torch marks what NumPy has a view of).
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""What is written down: nodes of a stream, calls taken apart, remembered streams, and the time that goes into it."""
+"""What is written down: what is known of an op, calls taken apart and what they return, nodes of a stream, remembered
+streams, and the time that goes into it."""

@@ -1,9 +1,9 @@
 """Allowance: how much of a program's time may go into writing its ops down.
 
 Writing an op down for the first time takes several times what a small op takes to run: a model of many small ops took
-six times as long in its first step as in eager. So what is witnessed (`witness`) may take a share of the time that
-passes, and what has been saved up of it. When that is used up a stream is given up where it is, and its thread rests,
-as it does in the beginning: it runs natively up to a sync point at which enough has come together. What has been
+six times as long in its first step as in eager. So what is witnessed (`recording.witness`) may take a share of the time
+that passes, and what has been saved up of it. When that is used up a stream is given up where it is, and its thread
+rests, as it does in the beginning: it runs natively up to a sync point at which enough has come together. What has been
 written down is followed when it comes again, and writing goes on behind it. So a long stream is written down in several
 rounds, each a little slower than eager; where ops are large, writing them down is little beside running them, and no
 stream is given up.

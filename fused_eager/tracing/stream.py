@@ -220,7 +220,7 @@ class DeviceInput:
 
 @dataclass(slots=True)
 class Witnessed:
-    """What the ops of a stream that is run as it is recorded (`witness`) have taken and made."""
+    """What the ops of a stream that is run as it is recorded (`recording.witness`) have taken and made."""
 
     seconds: float = 0.0
     held: int = 0  # bytes that lived when it was last looked at

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import FusedEagerError
-from .facts import Facts
-from .report import Report
-from .text import render, show
+from ..reporting.facts import Facts
+from ..reporting.report import Report
+from ..reporting.text import render, show
 
 
 def _html(report: Report) -> str:
@@ -21,13 +21,13 @@ def _html(report: Report) -> str:
 
 
 def _perfetto(report: Report) -> str:
-    from .perfetto import trace
+    from ..reporting.perfetto import trace
 
     return json.dumps(trace(report.processes))
 
 
 def _prometheus(report: Report) -> str:
-    from .prometheus import metrics
+    from ..reporting.prometheus import metrics
 
     return metrics(report.facts)
 
