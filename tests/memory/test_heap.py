@@ -233,7 +233,8 @@ import resource
 import torch
 from torch import nn
 
-from fused_eager import fused_eager, heap
+from fused_eager import fused_eager
+from fused_eager.memory import heap
 
 heap.give_back = lambda: None  # which is every two seconds at first, and pages come again in several steps
 model = nn.Sequential(*[module for _ in range(12) for module in (nn.Linear(512, 512), nn.Tanh())])

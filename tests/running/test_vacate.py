@@ -12,9 +12,11 @@ import torch
 
 import fused_eager as fe
 from fused_eager import fused_eager
+from fused_eager.front.threads import THREAD
 from fused_eager.log.events import LOG
+from fused_eager.log.reasons import Reason
 from fused_eager.memory.buffers import TABLE, storage_of
-from fused_eager.running import vacate
+from fused_eager.running import run, vacate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
 N = 2 * vacate.LEAST // 4
@@ -125,7 +127,7 @@ def test_a_value_that_a_failure_brings_back_is_there() -> None:
         with torch.no_grad(), pytest.raises(IndexError):
             for _ in range(4):
                 p.index_add_(0, index, torch.ones(1))
-                fe.run.flush(fe.context.THREAD.door.stream, fe.reasons.Reason("cut.exit"))
+                run.flush(THREAD.door.stream, Reason("cut.exit"))
             fe.sync()
     assert p.eq(5).all()
 
