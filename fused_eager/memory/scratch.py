@@ -45,15 +45,20 @@ FLUSHES = 8  # the last so many say how much is kept
 
 def wanted(region: Region, homes: Mapping[int, Home]) -> tuple[Home, ...]:
     """The large results of a region for which no donated input makes room."""
+    return tuple(homes[region.outputs[p]] for p in roomless(region, homes))
+
+
+def roomless(region: Region, homes: Mapping[int, Home]) -> list[int]:
+    """Which of a region's outputs these are."""
     given = Counter(homes[region.inputs[p]] for p in region.donated)
     found = []
-    for vid in region.outputs:
+    for position, vid in enumerate(region.outputs):
         home = homes[vid]
         if given[home]:
             given[home] -= 1
         elif nbytes_of(home) >= LARGE:
-            found.append(home)
-    return tuple(found)
+            found.append(position)
+    return found
 
 
 class Held:

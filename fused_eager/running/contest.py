@@ -36,7 +36,7 @@ from ..log.reasons import Reason
 from ..log.site import describe
 from ..memory.borrow import Home, nbytes_of
 from ..memory.buffers import to_array
-from ..memory.scratch import wanted
+from ..memory.scratch import roomless, wanted
 from ..planning.order import operands
 from ..planning.plan import Region
 from ..quiet import as_eager, unobserved
@@ -165,12 +165,15 @@ def _through_xla(call: Call, inputs: list[torch.Tensor], client: Any) -> Callabl
     code = made.client.serialize_executable(made)
     loaded = client.deserialize_executable(code, executable_devices=xla_client._xla.DeviceList((device,)))
     given = [*inputs, torch.tensor(floats, dtype=torch.float64), torch.tensor(ints, dtype=torch.int64)]
-    given += [torch.zeros(shape, dtype=dtype) for dtype, shape in wanted(call.region, call.homes)]
     arrays = [to_array(t, device) for t in given]
+    room = [to_array(torch.zeros(shape, dtype=dtype), device) for dtype, shape in wanted(call.region, call.homes)]
 
     def run() -> None:
-        for (array,) in loaded.execute_sharded(arrays).disassemble_into_single_device_arrays():
+        made = [array for (array,) in loaded.execute_sharded([*arrays, *room]).disassemble_into_single_device_arrays()]
+        for array in made:
             array.block_until_ready()
+        # That memory has been donated; what lies in it now makes room for the next run.
+        room[:] = [made[p] for p in roomless(call.region, call.homes)]
 
     return run
 

@@ -254,7 +254,7 @@ def test_threads_do_not_take_each_other_s() -> None:
     assert not wrong
 
 
-def test_training_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_what_it_is_without() -> None:
     def train() -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
@@ -271,14 +271,15 @@ def test_training_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch) -> None
 
     with_scratch = train()
     load.forget()
-    monkeypatch.setattr(scratch, "LARGE", 1 << 60)
-    torch.testing.assert_close(train(), with_scratch)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(scratch, "LARGE", 1 << 60)
+        torch.testing.assert_close(train(), with_scratch)
 
 
 # ---- what is asked for ---------------------------------------------------------------------------------------------
 
 
-def test_a_region_wants_what_no_donated_input_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_wants_what_no_donated_input_gives() -> None:
     nodes, homes = [node(1, [0]), node(2, [1]), node(3, [2])], dict.fromkeys(range(4), HOME)
 
     def asked(live: set[int], donatable: set[int]) -> tuple[Any, ...]:
@@ -288,8 +289,9 @@ def test_a_region_wants_what_no_donated_input_gives(monkeypatch: pytest.MonkeyPa
     assert asked({1, 2, 3}, {0}) == (HOME, HOME)
     assert asked({3}, {0}) == ()
     assert asked({3}, set()) == (HOME,)
-    monkeypatch.setattr(scratch, "LARGE", 33)  # bytes; these have 32
-    assert asked({1, 2, 3}, {0}) == ()
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(scratch, "LARGE", 33)  # bytes; these have 32
+        assert asked({1, 2, 3}, {0}) == ()
 
 
 def test_a_second_process_takes_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fused_eager.running import contest
 from fused_eager.running.contest import Call, islands
 from fused_eager.tracing.stream import Node
 from tests.compiling.test_caching import finish_writing, own_process
-from tests.streams import aten, events, node, recorded
+from tests.streams import all_results_large, aten, events, node, recorded
 
 __all__ = ["own_process"]  # the fixture that keeps each test's caches apart
 
@@ -177,10 +178,13 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("results", [nullcontext, all_results_large], ids=["new", "in the last ones"])
 @pytest.mark.parametrize("name", CALLS)
-def test_both_are_measured(name: str) -> None:
+def test_both_are_measured(name: str, results: Callable[[], AbstractContextManager[None]]) -> None:
+    """Whether results are in new memory or, as large ones, in that of the run before."""
     function, args = CALLS[name]
-    choice = contest._measured(call_of(function, *args))
+    with results():
+        choice = contest._measured(call_of(function, *args))
     assert choice is not None and choice.fused_s > 0 and choice.native_s > 0
     assert choice.native == (choice.fused_s > contest.AHEAD * choice.native_s + contest.CUT)
 
