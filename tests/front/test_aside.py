@@ -22,12 +22,13 @@ from fused_eager.front.aside import LOOKED_AT, READS, Turns
 from fused_eager.front.threads import current_door
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
-from tests.streams import CLOCKS, stable_shapes
+from tests.streams import CLOCKS, forget_shapes
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     pace.forget()
+    forget_shapes()
     monkeypatch.setattr(stretch, "FACTOR", math.inf)  # on a busy machine any stretch may take twice as long
 
 
@@ -341,8 +342,7 @@ def growing() -> Iterator[Callable[[], float]]:
             rows.append(model(torch.cat(rows[-200:]))[-1:])
         return float(rows[-1].sum())
 
-    with stable_shapes():
-        yield step
+    yield step
 
 
 def test_where_nothing_else_comes_round_reads_do(growing: Callable[[], float]) -> None:
@@ -468,7 +468,7 @@ def test_a_loop_of_which_a_part_is_faster_fused_stays_recorded(monkeypatch: pyte
         sync()
 
     monkeypatch.setattr(Stretch, "_choose", _choose_by_op)
-    with stable_shapes(), fused_eager(native="measured"):
+    with fused_eager(native="measured"):
         aside = turns(step, 60)
     chosen = {s.chosen for s in pace.STRETCHES.values()}
     assert {True, False} <= chosen
