@@ -19,3 +19,9 @@ class Bounded(dict[K, V]):
         if len(self) >= self.limit and key not in self:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, value)
+
+    def keep(self, key: K, value: V) -> V:
+        """The entry of a key, which is `value` from now on if there was none."""
+        if key not in self:
+            self[key] = value
+        return self[key]

@@ -86,7 +86,7 @@ class Pace:
     stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
     flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
     unread: bool = True  # nothing has been read since the last optimizer step
-    entry: Place = None  # where the context was entered
+    entries: Entries = field(default_factory=Entries)  # the contexts that are entered where this one was
     whole: Whole = field(default_factory=Whole)  # the turns of the loop in it
     alone: float = math.inf  # until when all that has been begun is to run natively
     fused: bool = False  # some of it is faster fused
@@ -97,16 +97,12 @@ class Pace:
     def enter(self, place: Place) -> float:
         """A context is entered at `place`: until when all of it is to run natively, as far as is known; 0 if it is
         not."""
-        self.entry = self.after = (place, "entry")
+        self.after = (place, "entry")
         self.disturbed, self.began = False, time.perf_counter()
-        if self.entry not in WHOLES:
-            WHOLES[self.entry] = self.whole
-        self.whole = WHOLES[self.entry]
-        if self.entry not in ENTRIES:
-            ENTRIES[self.entry] = Entries()
-        entries = ENTRIES[self.entry]
-        self.single = entries.single
-        return entries.until
+        self.whole = WHOLES.keep(self.after, self.whole)
+        self.entries = ENTRIES.keep(self.after, self.entries)
+        self.single = self.entries.single
+        return self.entries.until
 
     def amend(self, seconds: float) -> None:
         """The stretch that ended last has taken so much more."""
@@ -119,8 +115,8 @@ class Pace:
         if self.running is None:
             if aside:  # all the time
                 self._was_alone(now - self.began)
-        elif self.entry in ENTRIES:
-            ENTRIES[self.entry].left(self.alone, self.running if self.begun == 1 else None, self.fused)
+        else:
+            self.entries.left(self.alone, self.running if self.begun == 1 else None, self.fused)
 
     def _was_alone(self, seconds: float) -> None:
         stretch = self.single
