@@ -167,13 +167,14 @@ def _through_xla(call: Call, inputs: list[torch.Tensor], client: Any) -> Callabl
     given = [*inputs, torch.tensor(floats, dtype=torch.float64), torch.tensor(ints, dtype=torch.int64)]
     arrays = [to_array(t, device) for t in given]
     room = [to_array(torch.zeros(shape, dtype=dtype), device) for dtype, shape in wanted(call.region, call.homes)]
+    places = roomless(call.region, call.homes)
 
     def run() -> None:
         made = [array for (array,) in loaded.execute_sharded([*arrays, *room]).disassemble_into_single_device_arrays()]
         for array in made:
             array.block_until_ready()
         # That memory has been donated; what lies in it now makes room for the next run.
-        room[:] = [made[p] for p in roomless(call.region, call.homes)]
+        room[:] = [made[p] for p in places]
 
     return run
 
