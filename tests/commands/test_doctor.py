@@ -120,7 +120,8 @@ def test_gather_finds_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setenv("FUSED_EAGER_CACHE", f"{tmp_path},redis://user:secret@host/0")
     facts = gather()
-    assert torch.__version__.startswith(facts.versions["torch"])  # a package need not say which build it is
+    # A package need not say which build it is.
+    assert facts.versions["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     assert facts.torch_threads == torch.get_num_threads() == 1
     assert "cpu" in facts.torch_devices and facts.jax_devices and facts.cores >= 1
     assert facts.jaxlib_wanted.startswith("jaxlib")
