@@ -1,6 +1,7 @@
 // Following: an op that does what a remembered stream did next is handed out, and Python is not asked.
 //
-// What `recording/follow.py` does, on the same objects, so that a stream may be followed here and recorded there op by op.
+// What `recording/follow.py` does, on the same objects, so that a stream may be followed here and recorded
+// there op by op.
 // Whatever is unusual (native memory that others see, operands that share memory with one that is written) is declined,
 // as is any difference: Python then looks for itself. Nothing has been changed by then.
 

@@ -254,7 +254,8 @@ struct Kernel final : c10::OperatorKernel {
     return true;
   }
 
-  // Whether ATen does it at once: an op in place on finished numbers, which nobody else was to read (`recording.native.protect`).
+  // Whether ATen does it at once: an op in place on finished numbers, which nobody else was to read
+  // (`recording.native.protect`).
   bool is_tiny(PyObject* stream, Arguments given) const {
     PyObject* step = expected_of(stream);
     if (!is_in_place || (step != Py_None && R.step.info.of(step) == info)) return false;
