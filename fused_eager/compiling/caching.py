@@ -128,8 +128,8 @@ class Keeper:
             raise
         executable = replace(made.executable, key=key.digest)
         self.loaded[key.digest] = executable
-        blobs = lambda: to_blobs(made.lowered, made.compiled, executable)  # noqa: E731
-        self._publish(key, name, blobs, executable.seconds, lead)
+        portable = made.portable  # and nothing else of what was made: it is large, and waits for the stores
+        self._publish(key, name, lambda: to_blobs(portable, executable), executable.seconds, lead)
         return executable
 
     def later(self, job: Callable[[], None]) -> bool:

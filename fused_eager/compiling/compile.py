@@ -26,7 +26,7 @@ from ..planning.plan import Region
 from ..progress import waiting
 from ..tracing.stream import Node
 from . import telling
-from .executable import Executable, Made, RunCheck, direct
+from .executable import Executable, Made, RunCheck, direct, settle
 from .key import identity
 
 if TYPE_CHECKING:
@@ -132,12 +132,13 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
         tracing = time.perf_counter() - started
         compiled = xla.compiled(lowered)
+    loaded, portable = settle(lowered, compiled)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
-    call = direct(compiled.runtime_executable(), outputs, len(checks), scratch)
-    return Made(Executable(call, checks, seconds, name), lowered, compiled, tracing, blocks)
+    call = direct(loaded, outputs, len(checks), scratch)
+    return Made(Executable(call, checks, seconds, name), lowered, compiled, portable, tracing, blocks)
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)

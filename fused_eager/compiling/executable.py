@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,10 +20,12 @@ from jaxlib import xla_client
 from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..log.events import LOG
 from ..memory.buffers import Home
 from ..memory.heap import keep_blocks
 from ..memory.scratch import SCRATCH
 from ..xla import device, enable_x64
+from .strip import strip
 
 _xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
@@ -52,14 +54,43 @@ class Executable:
     key: str = ""
 
 
+class NotPortable(Exception):
+    """An executable that cannot be kept as bytes; the text says why."""
+
+
+class Unloadable(Exception):
+    """Verified bytes that are no executable for this process; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """An executable as XLA's own bytes, and the families of functions that must be there before it is loaded."""
+
+    code: bytes
+    families: tuple[str, ...]
+
+    def load(self, on: Any = None) -> Any:
+        """XLA's executable, to be called by `direct`, on a device of another client if one is given.
+
+        Raises:
+            KeyError: an unknown family.
+            RuntimeError: what XLA raises where the bytes are none of its own.
+        """
+        for family in self.families:
+            _PREPARE[family]()
+        on = on or device()
+        return on.client.deserialize_executable(self.code, executable_devices=_xla.DeviceList((on,)))
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A fresh compilation: the executable, JAX's two objects from which bytes can be made, the seconds in JAX, and how
-    its rows were cut into blocks, in words."""
+    """A fresh compilation: the executable, JAX's two objects that it came from, its bytes or why there are none, the
+    seconds in JAX, and how its rows were cut into blocks, in words."""
 
     executable: Executable
     lowered: Any
     compiled: Any
+    portable: Portable | NotPortable
     tracing: float
     blocks: str = ""
 
@@ -70,14 +101,6 @@ class Failure:
 
     node: int
     reason: str
-
-
-class NotPortable(Exception):
-    """An executable that cannot be kept as bytes; the text says why."""
-
-
-class Unloadable(Exception):
-    """Verified bytes that are no executable for this process; the text says why."""
 
 
 def direct(
@@ -130,24 +153,51 @@ def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
 
 
-def to_blobs(lowered: Any, compiled: Any, executable: Executable) -> dict[str, bytes]:
-    """An executable as the blobs of a cache entry, from JAX's `Lowered` and `Compiled` of it.
+def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
+    """What JAX's `Lowered` and `Compiled` of a region have come to: the executable to be called, and its bytes.
 
-    Raises:
-        NotPortable: it calls into this process, or XLA cannot serialise it.
+    What is called was loaded from the bytes, as in every other process, for they are stripped, and what XLA has just
+    compiled keeps three times as much memory.
     """
+    fresh = compiled.runtime_executable()
+    try:
+        whole = _portable(lowered, fresh)
+    except NotPortable as why:
+        return fresh, why
+    code = strip(whole.code, fresh.cost_analysis().get("flops", 0.0))
+    if code is None:
+        return fresh, whole
+    stripped = replace(whole, code=code)
+    try:
+        return stripped.load(), stripped
+    except RuntimeError as error:  # a version of XLA that needs more: nothing is lost but memory
+        LOG.count(f"executables that are not stripped: {str(error)[:200]}")
+        return fresh, whole
+
+
+def _portable(lowered: Any, fresh: Any) -> Portable:
     targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
     foreign = [t for t in targets if _family(t) is None]
     if foreign:
         raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")
-    loaded = compiled.runtime_executable()
     try:
-        code = loaded.client.serialize_executable(loaded)
+        code = fresh.client.serialize_executable(fresh)
     except Exception as error:  # XLA's own error types differ from version to version
         raise NotPortable(f"XLA cannot serialise it: {str(error)[:200]}") from error
+    return Portable(code, tuple(sorted({family for t in targets if (family := _family(t))})))
+
+
+def to_blobs(portable: Portable | NotPortable, executable: Executable) -> dict[str, bytes]:
+    """An executable as the blobs of a cache entry.
+
+    Raises:
+        NotPortable: it calls into this process, or XLA cannot serialise it.
+    """
+    if isinstance(portable, NotPortable):
+        raise portable
     checks = [[c.node, c.error, c.message] for c in executable.checks]
-    families = sorted({family for t in targets if (family := _family(t))})
-    return {"executable": code, "about": _text(checks=checks, families=families, seconds=executable.seconds)}
+    about = _text(checks=checks, families=portable.families, seconds=executable.seconds)
+    return {"executable": portable.code, "about": about}
 
 
 def failure_blobs(failure: Failure) -> dict[str, bytes]:
@@ -174,10 +224,7 @@ def from_blobs(
         if "failed" in about:
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
-        for family in about["families"]:
-            _PREPARE[family]()
-        devices = _xla.DeviceList((device(),))
-        loaded = device().client.deserialize_executable(blobs["executable"], executable_devices=devices)
+        loaded = Portable(blobs["executable"], tuple(about["families"])).load()
         return Executable(direct(loaded, outputs, len(checks), scratch), checks, float(about["seconds"]), name)
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.

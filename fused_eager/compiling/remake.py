@@ -114,7 +114,7 @@ def warm(keeper: Keeper, key: Key) -> str:
         nodes, region, homes = to_region(key.parts["region"])
         with _default_dtype(key):
             made = build(nodes, region, homes, key.parts["check_bounds"], "warmed")
-        blobs = to_blobs(made.lowered, made.compiled, made.executable)
+        blobs = to_blobs(made.portable, made.executable)
     except Exception as error:  # one region of many: the others are worth going on
         return f"failed: {error}"
     keeper.cache.publish(here, blobs, metadata={"seconds": made.executable.seconds})

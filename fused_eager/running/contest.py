@@ -30,6 +30,7 @@ from ..bounded import Bounded
 from ..choosing.stretch import Choice
 from ..compiling import background, compile
 from ..compiling.caching import Keeper
+from ..compiling.executable import NotPortable
 from ..compiling.key import identity
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -161,9 +162,10 @@ def _through_xla(call: Call, inputs: list[torch.Tensor], client: Any) -> Callabl
     """What runs the call as a region of `client`, and waits for it."""
     device = client.devices()[0]
     floats, ints = hoisted(call.nodes, call.region)
-    made = compile.build(call.nodes, call.region, call.homes, call.bounds, "").compiled.runtime_executable()
-    code = made.client.serialize_executable(made)
-    loaded = client.deserialize_executable(code, executable_devices=xla_client._xla.DeviceList((device,)))
+    portable = compile.build(call.nodes, call.region, call.homes, call.bounds, "").portable
+    if isinstance(portable, NotPortable):
+        raise portable
+    loaded = portable.load(device)
     given = [*inputs, torch.tensor(floats, dtype=torch.float64), torch.tensor(ints, dtype=torch.int64)]
     arrays = [to_array(t, device) for t in given]
     room = [to_array(torch.zeros(shape, dtype=dtype), device) for dtype, shape in wanted(call.region, call.homes)]

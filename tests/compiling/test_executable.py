@@ -20,6 +20,7 @@ from fused_eager.compiling.executable import (
     Unloadable,
     direct,
     from_blobs,
+    settle,
     to_blobs,
 )
 from fused_eager.xla import enable_x64
@@ -77,7 +78,7 @@ def test_arguments_of_other_sizes_are_refused() -> None:
 
 def test_bytes_come_back() -> None:
     lowered, compiled = made((0,))
-    blobs = to_blobs(lowered, compiled, checked(None))
+    blobs = to_blobs(settle(lowered, compiled)[1], checked(None))
     again = from_blobs(blobs, OUTPUTS, "it")
     assert isinstance(again, Executable)
     assert (again.checks, again.seconds, again.name) == (checked(None).checks, 1.5, "it")
@@ -100,7 +101,7 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
 
     with enable_x64(True):
         lowered = jax.jit(by_pixels).lower(jax.ShapeDtypeStruct(shape, "float32"))
-    blobs = to_blobs(lowered, lowered.compile(), checked(None))
+    blobs = to_blobs(settle(lowered, lowered.compile())[1], checked(None))
     outputs = [(torch.float32, shape), (torch.float32, (4, 5, 5, 3))]
     loaded = from_blobs(blobs, outputs, "it")
     assert isinstance(loaded, Executable)
@@ -112,13 +113,13 @@ def test_python_callbacks_are_not_portable() -> None:
     shape = jax.ShapeDtypeStruct((2,), "float32")
     lowered = jax.jit(lambda x: jax.pure_callback(lambda a: a, shape, x)).lower(shape)
     with pytest.raises(NotPortable, match="callback"):
-        to_blobs(lowered, lowered.compile(), checked(None))
+        to_blobs(settle(lowered, lowered.compile())[1], checked(None))
 
 
 @pytest.mark.parametrize("code", [b"", b"nonsense", None])
 def test_what_is_no_machine_code_is_unloadable(code: bytes | None) -> None:
     lowered, compiled = made()
-    blobs = to_blobs(lowered, compiled, checked(None))
+    blobs = to_blobs(settle(lowered, compiled)[1], checked(None))
     blobs["executable"] = blobs["executable"][: len(blobs["executable"]) // 2] if code is None else code
     with pytest.raises(Unloadable):
         from_blobs(blobs, OUTPUTS, "")
