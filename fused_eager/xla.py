@@ -19,11 +19,11 @@ enable_x64: Callable[[bool], AbstractContextManager[None]] = _jax.enable_x64
 # XLA:CPU leaves products and, from jaxlib 0.10.2 on, sums and extrema to YNNPACK, which gets some sums wrong without a
 # word (jax#39103, XNNPACK#11243) and crashes or hangs on others (jax#39257). Its products are right, and up to 4 times
 # as fast as XLA's own where the right side is transposed. The first that jaxlib knows holds.
-_LIBRARIES: tuple[dict[str, str], ...] = (
+_LIBRARIES: list[dict[str, str]] = [  # but for those that have been found unknown
     {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
     {"xla_cpu_experimental_ynn_fusion_type": ""},
     {},
-)
+]
 _UNKNOWN = re.compile("No such compile option|While setting option")
 
 
@@ -35,10 +35,12 @@ def device() -> Any:
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """What XLA makes of a lowered function, where no library that it calls is known to be wrong."""
-    for library in _LIBRARIES:
+    for library in list(_LIBRARIES):
         try:
             return lowered.compile(compiler_options=library)
         except jax.errors.JaxRuntimeError as error:
             if not (library and _UNKNOWN.search(str(error))):
                 raise
+            # Each try counts as a compilation of JAX's. (Another thread may have found it out meanwhile.)
+            _LIBRARIES[:] = [known for known in _LIBRARIES if known != library]
     raise AssertionError("the last of the libraries is none")

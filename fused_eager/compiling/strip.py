@@ -67,21 +67,26 @@ def strip(code: bytes, flops: float) -> bytes | None:
         flops: operations that XLA counts in it. By their number it decides whether it runs a program in the calling
             thread or in one of its own, so that they stay as many or are more.
     """
+    for start in (_after_header(code), 0):
+        serialized = _parsed(code[start:])
+        if serialized is not None and _strip(serialized.result.module.hlo, int(flops)):
+            return code[:start] + serialized.SerializeToString()
+    return None
+
+
+def _parsed(code: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
-    start = _after_header(code)
     serialized = _classes()["Serialized"]()
     try:
-        serialized.ParseFromString(code[start:])
+        serialized.ParseFromString(code)
     except DecodeError:
         return None
-    if not _strip(serialized.result.module.hlo, int(flops)):
-        return None
-    return code[:start] + serialized.SerializeToString()
+    return serialized
 
 
 def _after_header(code: bytes) -> int:
-    """Where the executable begins: before it lies a message of IFRT's and, as a varint, its length."""
+    """Where the executable begins if a message of IFRT's, and its length as a varint, lie before it as in jaxlib 0.10."""
     length = 0
     for i, byte in enumerate(code[:5]):
         length |= (byte & 0x7F) << 7 * i
@@ -94,16 +99,16 @@ def _strip(module: Any, flops: int) -> bool:
     """Empty the bodies of a module's fusions. Returns whether there was anything to gain."""
     computations = {c.id: c for c in module.computations}
     instructions = [i for c in module.computations for i in c.instructions]
-    bodies = [computations[id] for i in instructions if i.fusion_kind in _COMPILED for id in i.calls]
+    called = [id for i in instructions if i.fusion_kind in _COMPILED for id in i.calls]
     ballast = flops + len(instructions) if flops > 0 else 0
     gained = False
-    for body in bodies:
+    for body in (computations[id] for id in called if id in computations):
         parameters = [i for i in body.instructions if i.opcode == b"parameter"]
-        root = next(i for i in body.instructions if i.id == body.root)
-        spare = [i for i in body.instructions if i.opcode != b"parameter" and i.id != body.root]
-        if len(spare) < 2 or root.opcode == b"parameter":
+        results = [i for i in body.instructions if i.id == body.root and i.opcode != b"parameter"]
+        spare = [i for i in body.instructions if i.id != body.root and i.opcode != b"parameter"]
+        if len(spare) < 2:
             continue
-        kept = [*parameters, _opaque(root)]
+        kept = [*parameters, *map(_opaque, results)]
         if ballast:
             kept += _counted(spare, ballast)
             ballast = 0

@@ -94,11 +94,13 @@ def test_names_say_where_the_ops_came_from() -> None:
     assert region_name([n], region([n], 1)) == f"1 ops from {__file__}:7"
 
 
-def test_an_option_that_jaxlib_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_that_jaxlib_does_not_know_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = {"xla_cpu_option_of_another_version": "1"}, {"xla_cpu_experimental_ynn_fusion_type": "NO_SUCH_TYPE"}
-    monkeypatch.setattr(xla, "_LIBRARIES", (*unknown, {}))
+    monkeypatch.setattr(xla, "_LIBRARIES", [*unknown, {}])
     x = torch.arange(8.0) - 4
     assert torch.equal(run(compiled([node(1, [0])], 1), x), x.relu())
+    assert xla._LIBRARIES == [{}], "and the next compilation begins with what is known"
+    assert torch.equal(run(compiled([node(1, [0]), node(2, [1])], 2), x), x.relu().relu())
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float64, 16_385), (torch.float32, 32_769)])
