@@ -86,7 +86,7 @@ def _parsed(code: bytes) -> Any:
 
 
 def _after_header(code: bytes) -> int:
-    """Where the executable begins if a message of IFRT's, and its length as a varint, lie before it as in jaxlib 0.10."""
+    """Where the executable begins: behind a message of IFRT's and its length, a varint, in jaxlib 0.10 (not in 0.6)."""
     length = 0
     for i, byte in enumerate(code[:5]):
         length |= (byte & 0x7F) << 7 * i
