@@ -1,8 +1,8 @@
 """Strip: what only XLA's compiler needs is taken out of a serialised executable.
 
 XLA:CPU keeps the program that an executable was made from, 4 KB for each instruction, as long as the executable lives.
-Nine tenths of it are the bodies of fused loops, and nothing looks into them where machine code, buffers and the order
-of the calls are there. So each body becomes its parameters and one opaque result. No option of XLA's does that.
+Most of it are the bodies of fused loops, and nothing looks into them where machine code, buffers and the order of the
+calls are there. So each loop becomes a call of which nothing is known. No option of XLA's does that.
 
 The bytes are protocol buffers (xla/service/hlo.proto, xla/xla_data.proto); whatever is not named here stays as it is.
 """
@@ -60,7 +60,7 @@ def _classes() -> dict[str, Any]:
 
 
 def strip(code: bytes, flops: float) -> bytes | None:
-    """A serialised executable without the bodies of its fusions; None where it has none, or is not what is known here.
+    """A serialised executable without the bodies of its loops; None where it has none, or is not what is known here.
 
     Args:
         code: what XLA:CPU made of an executable.
@@ -96,38 +96,43 @@ def _after_header(code: bytes) -> int:
 
 
 def _strip(module: Any, flops: int) -> bool:
-    """Empty the bodies of a module's fusions. Returns whether there was anything to gain."""
-    computations = {c.id: c for c in module.computations}
-    instructions = [i for c in module.computations for i in c.instructions]
-    called = [id for i in instructions if i.fusion_kind in _COMPILED for id in i.calls]
-    ballast = flops + len(instructions) if flops > 0 else 0
-    gained = False
-    for body in (computations[id] for id in called if id in computations):
-        parameters = [i for i in body.instructions if i.opcode == b"parameter"]
-        results = [i for i in body.instructions if i.id == body.root and i.opcode != b"parameter"]
-        spare = [i for i in body.instructions if i.id != body.root and i.opcode != b"parameter"]
-        if len(spare) < 2:
-            continue
-        kept = [*parameters, *map(_opaque, results)]
-        if ballast:
-            kept += _counted(spare, ballast)
-            ballast = 0
-        del body.instructions[:]
-        body.instructions.extend(kept)
-        gained = True
-    return gained
+    """Make opaque calls of a module's fused loops. Returns whether that could be done."""
+    bodies = {c.id: c for c in module.computations}
+    loops = [i for c in bodies.values() for i in c.instructions if i.fusion_kind in _COMPILED and len(i.calls) == 1]
+    if flops > 0:  # one body stays, and counts for all
+        counting = next((loop for loop in loops if _count(bodies[loop.calls[0]], flops + len(loops))), None)
+        if counting is None:
+            return False
+        loops = [loop for loop in loops if loop.calls != counting.calls]
+    lost = {loop.calls[0] for loop in loops}
+    for loop in loops:
+        loop.opcode, loop.target = b"custom-call", OPAQUE
+        loop.ClearField("fusion_kind")
+        loop.ClearField("calls")
+    lost -= {id for c in bodies.values() for i in c.instructions for id in i.calls}
+    for place in reversed(range(len(module.computations))):
+        if module.computations[place].id in lost:
+            del module.computations[place]
+    return bool(lost) or flops > 0
 
 
-def _opaque(like: Any) -> Any:
-    """An instruction with the name, number and result of another one, of which nothing is known."""
-    return type(like)(name=like.name, opcode=b"custom-call", shape=like.shape, target=OPAQUE, id=like.id)
+def _count(body: Any, flops: int) -> bool:
+    """Leave of a body its parameters, a result of which nothing is known, and `flops` operations that nothing uses.
 
-
-def _counted(spare: list[Any], flops: int) -> list[Any]:
-    """Two instructions, in place of two others, in which XLA counts `flops` operations. Nothing uses them."""
-    first, second = spare[:2]
+    Returns whether there was an instruction to spare for each of those.
+    """
+    parameters = [i for i in body.instructions if i.opcode == b"parameter"]
+    others = [i for i in body.instructions if i.opcode != b"parameter"]
+    root = next((i for i in others if i.id == body.root), None)
+    if root is None or len(others) < 3:
+        return False
+    first, second = [i for i in others if i.id != body.root][:2]
     instruction, shape, layout = (_classes()[m] for m in ("Instruction", "Shape", "Layout"))
     vector = shape(element=_F32, dimensions=[flops], layout=layout(minor_to_major=[0]))
-    source = instruction(name=first.name, opcode=b"custom-call", shape=vector, target=OPAQUE, id=first.id)
+    opaque = functools.partial(instruction, opcode=b"custom-call", target=OPAQUE)
+    result = opaque(name=root.name, shape=root.shape, id=root.id)
+    source = opaque(name=first.name, shape=vector, id=first.id)
     counted = instruction(name=second.name, opcode=b"negate", shape=vector, operands=[first.id], id=second.id)
-    return [source, counted]
+    del body.instructions[:]
+    body.instructions.extend([*parameters, result, source, counted])
+    return True
