@@ -6,6 +6,8 @@ unexpected pass once the gap is closed, which is when its row goes.
 
 from __future__ import annotations
 
+import torch
+
 GAPS: dict[str, str] = {
     "autocast_begins_before_the_flush": "bfloat16 products round in another order than ATen's",
     "-histc]": "the text of the check does not give the range that is not finite",
@@ -16,6 +18,9 @@ GAPS: dict[str, str] = {
     "does_not_recompile[power]": "an exponent decides the code of pow, so each new one is compiled",
     "does_not_recompile[roll]": "the shift of roll is part of its code, so each new one is compiled",
 }
+if torch.__version__.startswith("2.11."):
+    GAPS["-nan_and_infinity_in_turn]"] = "torch 2.11 ignores a bound that is NaN for float32 on AVX2, not for float64"
+    GAPS["-named]"] = "torch 2.11 calls no op with names from Python, so that no TorchDispatchMode can pass it on"
 
 
 def reason_for(nodeid: str) -> str | None:

@@ -44,9 +44,12 @@ def hoisted(nodes: Sequence[Node], region: Region) -> tuple[list[float], list[in
 def _vector(numbers: list[Any], dtype: torch.dtype, memory: list[np.ndarray]) -> jax.Array:
     if not numbers:
         return _no_numbers(dtype)
-    values = np.array(numbers, _NUMPY[dtype])
-    memory.append(values)
-    return borrow(values.__array_interface__["data"][0], (dtype, values.shape), device())
+    room = np.empty(len(numbers) + _ALIGNED // 8 - 1, _NUMPY[dtype])
+    address = room.ctypes.data
+    skipped = -address % _ALIGNED // 8
+    room[skipped : skipped + len(numbers)] = numbers
+    memory.append(room)
+    return borrow(address + 8 * skipped, (dtype, (len(numbers),)), device())
 
 
 @functools.cache
@@ -55,4 +58,5 @@ def _no_numbers(dtype: torch.dtype) -> jax.Array:
         return jax.device_put(np.zeros(0, _NUMPY[dtype]), device())
 
 
+_ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and before jaxlib 0.10 warns each time
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
