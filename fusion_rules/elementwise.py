@@ -6,6 +6,7 @@ Values are JAX arrays, or Python numbers where a decomposition passes them on. E
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .lowering import Context, NoLowering
 from .rule import OpClass, Promote, rule
@@ -150,10 +152,17 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
     if kind(x) == "b" and want.kind != "b":
         # A select, because XLA turns a product with a converted bool into one that forgets NaN * 0.
         return lax.select(x, jnp.ones(x.shape, want), jnp.zeros(x.shape, want))
-    if dtype == torch.float8_e4m3fn and kind(x) == "f":
-        # It has no infinity, and torch stops at the largest number.
+    if dtype == torch.float8_e4m3fn and kind(x) == "f" and _stops_at_the_largest():
         x = where(x > 448, 448, where(x < -448, -448, x))
     return x.astype(want)
+
+
+@functools.cache
+def _stops_at_the_largest() -> bool:
+    """Whether torch makes the largest float8_e4m3fn of what is beyond it, as 2.13 does; it has no infinity. 2.11 makes
+    NaN of it, as XLA does."""
+    with _disable_current_modes():
+        return not torch.tensor(1e6).to(torch.float8_e4m3fn).isnan().item()
 
 
 def _truncate(x: Any, want: np.dtype) -> Any:

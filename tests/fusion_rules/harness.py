@@ -24,13 +24,13 @@ SEEDED = torch.Tag.nondeterministic_seeded
 
 
 def to_jax(t: torch.Tensor) -> jax.Array:
-    """A JAX array with the values of a tensor, dtype kept."""
+    """A JAX array with the values of a tensor, dtype kept; a copy, for eager may write over them next."""
     t = t.detach().resolve_conj().resolve_neg().contiguous()
     if t.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        return jax.numpy.asarray(
+        return jax.numpy.array(
             t.view(torch.int16 if t.itemsize == 2 else torch.uint8).numpy().view(JAX_DTYPE[t.dtype])
         )
-    return jax.numpy.asarray(t.numpy())
+    return jax.numpy.array(t.numpy())
 
 
 def to_torch(a: jax.Array, like: torch.Tensor) -> torch.Tensor:
