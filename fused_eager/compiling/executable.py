@@ -164,15 +164,14 @@ def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
         whole = _portable(lowered, fresh)
     except NotPortable as why:
         return fresh, why
-    code = strip(whole.code, fresh.cost_analysis().get("flops", 0.0))
-    if code is None:
-        return fresh, whole
-    stripped = replace(whole, code=code)
     try:
-        return stripped.load(), stripped
-    except RuntimeError as error:  # a version of XLA that needs more: nothing is lost but memory
+        code = strip(whole.code, fresh.cost_analysis().get("flops", 0.0))
+        if code is not None:
+            stripped = replace(whole, code=code)
+            return stripped.load(), stripped
+    except (RuntimeError, LookupError) as error:  # a version of XLA that needs more: nothing is lost but memory
         LOG.count(f"executables that are not stripped: {str(error)[:200]}")
-        return fresh, whole
+    return fresh, whole
 
 
 def _portable(lowered: Any, fresh: Any) -> Portable:
