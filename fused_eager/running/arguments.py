@@ -58,5 +58,5 @@ def _no_numbers(dtype: torch.dtype) -> jax.Array:
         return jax.device_put(np.zeros(0, _NUMPY[dtype]), device())
 
 
-_ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and before jaxlib 0.10 warns each time
+_ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
