@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +149,11 @@ def _again(facts: Facts) -> Iterator[Advice]:
     groups: dict[tuple[object, str], list[Compile]] = collections.defaultdict(list)
     for c in facts.forms:
         groups[c.cause, c.site].append(c)
-    unstable = _unstable(facts)
+    unstable = dict(enumerate(_unstable(facts)))  # of which each belongs to the first group that it touches
+    touching = _by_line(facts, unstable)
     for (cause, site), group in groups.items():
         seconds = sum(c.seconds for c in group)
-        mine = [(cut, line) for cut, line in unstable if line == site or _touches(facts, cut, site)]
-        unstable[:] = [row for row in unstable if row not in mine]
+        mine = [unstable.pop(i) for i in touching.get(site, ()) if i in unstable]
         lost = [cut for cut, _ in mine]
         does = any(facts.lengths.get(line) == "" for line in {site, *(line for _, line in mine)})
         if cause == "shape" and does and sum(cut.count for cut in lost) <= OFTEN * facts.steps:
@@ -177,7 +177,7 @@ def _again(facts: Facts) -> Iterator[Advice]:
             evidence += _each_alone(facts, {line for _, line in mine})
             seconds += extra
         yield Advice(kind, site, title, cure, seconds, evidence)
-    for cut, site in unstable:
+    for cut, site in unstable.values():
         yield Advice(
             "shape.unstable",
             site,
@@ -208,8 +208,8 @@ def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut
             "allocate the full size once before the loop, write each round's part into it (buffer[:, i] = ..., or "
             "index_copy_), and mask what is not there yet",
         )
-    usual = sum(c.runs for c in _of_first_sizes(facts, group[0]))
-    if len(group) == 1 and not lost and usual > 2 * group[0].runs and sizes[-1] < sizes[0]:
+    is_smaller = len(group) == 1 and not lost and sizes[-1] < sizes[0]
+    if is_smaller and sum(c.runs for c in _of_first_sizes(facts, group[0])) > 2 * group[0].runs:
         return (
             "shape.last",
             f"an odd batch ({what} is {sizes[-1]} instead of {sizes[0]}) is compiled for itself",
@@ -279,8 +279,16 @@ def _unstable(facts: Facts) -> list[tuple[Cut, str]]:
     return rows
 
 
-def _touches(facts: Facts, cut: Cut, site: str) -> bool:
-    return any(r.plan in cut.plans and any(line == site for line, *_ in r.lines) for r in facts.regions)
+def _by_line(facts: Facts, rows: Mapping[int, tuple[Cut, str]]) -> dict[str, list[int]]:
+    """The numbers of rows by the lines that they touch: where their ops begin, and all that their plans are made of."""
+    lines: dict[tuple[int, int], set[str]] = collections.defaultdict(set)
+    for region in facts.regions:
+        lines[region.plan].update(line for line, *_ in region.lines)
+    found: dict[str, list[int]] = collections.defaultdict(list)
+    for number, (cut, site) in rows.items():
+        for line in {site}.union(*(lines[plan] for plan in cut.plans)):
+            found[line].append(number)
+    return found
 
 
 # ---- islands and the rest ----------------------------------------------------------------------------------------

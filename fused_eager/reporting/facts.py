@@ -112,6 +112,7 @@ class Adder:
         self._cuts: dict[Where, Cut] = {}
         self._syncs: dict[Where, Sync] = {}
         self._islands: dict[tuple[str, str, str], Island] = {}
+        self._islands_at: dict[tuple[str, str], list[Island]] = {}
         self._built: dict[str, Built] = {}
         self._plans: dict[tuple[int, int], list[Region]] = {}
         self._flushed: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -183,9 +184,9 @@ class Adder:
         sync.rounds += sync.seen != self.facts.flushes
         sync.seen = self.facts.flushes
         if d["reason"] == "sync.island":
-            for island in self.facts.islands:
-                if d["detail"].startswith(f"{island.op}:") and island.site == d["site"]:
-                    island.seconds += waited
+            op = d["detail"].partition(": ")[0]
+            for island in self._islands_at.get((op, d["site"]), ()):
+                island.seconds += waited
 
     def _compiling(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = d["region"] if d.get("waited", True) else ""
@@ -262,6 +263,7 @@ class Adder:
         if island is None:
             island = self._islands[where] = Island(*where)
             self.facts.islands.append(island)
+            self._islands_at.setdefault((d["op"], d["site"]), []).append(island)
         island.count += 1
 
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:

@@ -6,13 +6,14 @@ import functools
 import linecache
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from ..log.reasons import CODES
 from .facts import Facts, top
-from .rows import Region
+from .rows import Compile, Island, Line, Region, Sync
 from .source import short, shorten, split
 from .text import amount, duration, facts_lines, headline, times
 
@@ -154,11 +155,13 @@ def _files(f: Facts, colours: dict[int, int]) -> list[dict[str, Any]]:
     for r in f.regions:
         for line, *_ in r.lines:
             by_line.setdefault(line, []).append(r)
-    noted = [*by_line, *(s.site for s in f.syncs if s.reason != "cut.exit"), *(c.site for c in f.again)]
-    for site in dict.fromkeys([*noted, *(i.site for i in f.islands)]):
+    syncs = _by_site(s for s in f.syncs if s.reason != "cut.exit")
+    again, islands = _by_site(f.again), _by_site(f.islands)
+    for site in dict.fromkeys([*by_line, *syncs, *again, *islands]):
         file, number = split(site)
         if number:
-            marks.setdefault(file, {})[number] = _notes(f, site, by_line.get(site, []), colours)
+            noted: list[list[Any]] = [rows.get(site, []) for rows in (by_line, syncs, again, islands)]
+            marks.setdefault(file, {})[number] = _notes(f.lines.get(site), colours, *noted)
     out = []
     for file, lines in marks.items():
         text = linecache.getlines(file)
@@ -173,11 +176,21 @@ def _relative(file: str) -> str:
     return short(f"{file}:1").rpartition(":")[0]
 
 
-def _notes(f: Facts, site: str, regions: list[Region], colours: dict[int, int]) -> dict[str, Any]:
-    row = f.lines.get(site)
-    syncs = [s for s in f.syncs if s.site == site and s.reason != "cut.exit"]
-    again = [c for c in f.again if c.site == site]
-    islands = [i for i in f.islands if i.site == site]
+def _by_site(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.site, []).append(row)
+    return found
+
+
+def _notes(
+    row: Line | None,
+    colours: dict[int, int],
+    regions: list[Region],
+    syncs: list[Sync],
+    again: list[Compile],
+    islands: list[Island],
+) -> dict[str, Any]:
     warn = []
     if syncs:
         warn.append(f"waits {sum(s.count for s in syncs)}x, {duration(sum(s.waited for s in syncs))}")

@@ -43,7 +43,7 @@ def short(site: str, base: str | None = None) -> str:
 
 def shorten(words: str, sites: Iterable[str]) -> str:
     """A text with the given sites in it made short."""
-    for site in sorted(set(sites), key=len, reverse=True):
+    for site in sorted({site for site in sites if site in words}, key=len, reverse=True):
         if split(site)[1]:
             words = words.replace(site, short(site))
     return words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from fused_eager import report
@@ -127,3 +129,33 @@ def test_a_reason_is_one_of_the_codes() -> None:
         Reason("sync.valeu")
     text = str(Reason("region.size", "1024 ops", Site("a.py", 3, "f")))
     assert text == f"region.size: {CODES['region.size'].meaning} (1024 ops) at a.py:3"
+
+
+def _calls(rounds: int) -> int:
+    """How many functions are called, and generators resumed, to report on a long run with everything in it."""
+    log, count = Log(), 0
+    for i in range(rounds):
+        here = f"a.py:{i % (rounds // 4) + 1}"
+        cause = ("first", "shape", "liveness", "ops", "argument")[i % 5]
+        log.compile(i, cause, site=here, changes=[["a shape", i, i + 1]] if i % 5 else [], skeleton=i % 7)
+        ended_by = ("cut.backward", "region.unstable")[i % 2]
+        log.plan(i, (here, "net", False, {"aten.add.Tensor": 3}), (f"b.py:{i}", "", True, {}), ended_by=ended_by)
+        log.island(f"aten.op{i % 50}.default", site=here)
+        log.flush(site=here, plan=i)
+        log.sync("sync.island", site=here, detail=f"aten.op{i % 50}.default: no lowering")
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        str(log.report)
+        log.report.html()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_of_a_report_grows_with_the_log_and_no_faster() -> None:
+    assert _calls(400) < 2.5 * _calls(200)
