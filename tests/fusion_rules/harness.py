@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from fused_eager.fusion_rules.lowering import Hoisted, NoLowering, leaves, lower, map_leaves
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, leaves, lower, map_leaves
 from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
-from fused_eager.fusion_rules.spec import JAX_DTYPE, spec_of
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, spec_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,6 +50,76 @@ def to_torch(a: jax.Array, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.array(n, copy=True)).reshape(like.shape)
 
 
+class Given:
+    """An argument that is part of what is compiled: equal to another of its type that reads the same."""
+
+    def __init__(self, value: Any):
+        self.value, self.words = value, (type(value), repr(value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+
+@functools.lru_cache(256)
+def _compiled(
+    op: Any, tree: Any, given: tuple[Given | None, ...], avals: tuple[Any, ...], targets: tuple[Spec, ...]
+) -> tuple[Callable[..., Any], list[Check]]:
+    """A function of the arrays among an op's arguments (None in `given`), and the checks that tracing it finds.
+
+    It is jitted, as the runtime does it: constant folding and fusion are part of what is checked.
+    """
+    checks: list[Check] = []
+
+    def run(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        args, kwargs = jax.tree.unflatten(tree, [next(rest) if g is None else g.value for g in given])
+        results, found = lower(op, args, kwargs, targets)
+        checks[:] = found
+        return results, [(c.bad, c.value) for c in found]
+
+    return jax.jit(run), checks
+
+
+def entered(op: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """An op's arguments as its lowering takes them: arrays for tensors, and hoisted numbers."""
+    holes = hoisted_names(op)
+
+    def enter(name: str, value: Any) -> Any:
+        def leaf(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return to_jax(x)
+            if name in holes and type(x) in (int, float):
+                return Hoisted(jax.numpy.asarray(x, type(x)), type(x))
+            return x
+
+        return map_leaves(leaf, value)
+
+    with enable_x64(True):
+        given = [enter(a.name, v) for a, v in zip(op._schema.arguments, args, strict=False)]
+        return given, {k: enter(k, v) for k, v in kwargs.items()}
+
+
+def call(
+    op: Any, given: list[Any], named: dict[str, Any], targets: list[torch.Tensor]
+) -> tuple[list[jax.Array], list[tuple[Check, Any, Any]]]:
+    """Run an op's lowering on entered arguments: results like `targets`, and check, is it bad, value of all it checks.
+
+    What has been compiled is kept for a while: samples of an op often differ in values alone, and their gradients are
+    the same few ops.
+    """
+    with enable_x64(True):
+        flat, tree = jax.tree.flatten([given, named], is_leaf=lambda x: x is None or isinstance(x, torch.dtype))
+        arrays = [v for v in flat if isinstance(v, jax.Array)]
+        constants = tuple(None if isinstance(v, jax.Array) else Given(v) for v in flat)
+        specs = tuple(spec_of(t) for t in targets)
+        run, checks = _compiled(op, tree, constants, tuple(a.aval for a in arrays), specs)
+        results, outcomes = run(*arrays)
+    return results, [(check, bad, value) for check, (bad, value) in zip(checks, outcomes, strict=True)]
+
+
 class LoweringCheck(TorchDispatchMode):
     """Runs every functional op both ways and records `(op, problem)`; ops without a lowering are counted."""
 
@@ -71,46 +143,14 @@ class LoweringCheck(TorchDispatchMode):
         if twin is None or not plain:
             self.missing[str(func)] += 1
             return func(*args, **kwargs)
-        holes = hoisted_names(twin)
-        schema = twin._schema.arguments
-
-        def enter(name: str, value: Any) -> Any:
-            def leaf(x: Any) -> Any:
-                if isinstance(x, torch.Tensor):
-                    return to_jax(x)
-                if name in holes and type(x) in (int, float):
-                    return Hoisted(
-                        jax.numpy.asarray(x, jax.numpy.float64 if type(x) is float else jax.numpy.int64), type(x)
-                    )
-                return x
-
-            return map_leaves(leaf, value)
-
-        with enable_x64(True):
-            jargs = [enter(a.name, v) for a, v in zip(schema, args, strict=False)]
-            jkwargs = {k: enter(k, v) for k, v in kwargs.items()}
+        given, named = entered(twin, args, kwargs)  # before eager, which may write over them
         out = func(*args, **kwargs)
         targets = [t for t in leaves([out]) if isinstance(t, torch.Tensor)]
         if any(t.dtype not in JAX_DTYPE or t.layout != torch.strided for t in targets):
             self.missing[str(func)] += 1
             return out
         try:
-            with enable_x64(True):
-                # jit as the runtime does: constant folding and fusion are part of what is checked.
-                flat, tree = jax.tree.flatten(
-                    [jargs, jkwargs], is_leaf=lambda x: x is None or isinstance(x, torch.dtype)
-                )
-                flat = list(flat)
-                arrays = [i for i, v in enumerate(flat) if isinstance(v, jax.Array)]
-
-                def run(*values: Any) -> Any:
-                    filled = list(flat)
-                    for i, v in zip(arrays, values, strict=True):
-                        filled[i] = v
-                    a, k = jax.tree.unflatten(tree, filled)
-                    return lower(twin, a, k, tuple(spec_of(t) for t in targets))[0]
-
-                results = jax.jit(run)(*[flat[i] for i in arrays])
+            results, _ = call(twin, given, named, targets)
         except NoLowering:
             self.missing[str(func)] += 1
             return out
