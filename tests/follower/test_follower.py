@@ -117,7 +117,8 @@ def test_a_training_step_hardly_reaches_python() -> None:
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "NAdam", "LBFGS"])
 def test_optimizers_end_where_python_takes_them(name: str) -> None:
     """The same steps, followed by either, are the same to the bit."""
-    for given in optimizers.options(name, torch.float32)[:2]:
+    # Of LBFGS one: its search for a step takes another way each time, and each is compiled.
+    for given in optimizers.options(name, torch.float32)[: 1 if name == "LBFGS" else 2]:
         program, found = optimizers.run(name, given, torch.float32), []
         for who in ("compiled", "python"):
             with fused_eager(follower=who):

@@ -18,7 +18,7 @@ NOT_RUN = {
     "Container", "DataParallel", "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "RNNBase",
     "RNNCellBase", "SyncBatchNorm",
 }
-MOST = 3  # variants of one module in `make test`, spread over all: one loss has 857
+MOST = 2  # variants of one module in `make test`, spread over all: one loss has 857
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, training: bool, most: int = 10_000) -> None:
