@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -128,3 +128,45 @@ def test_where_xla_does_not_load_it_the_whole_one_is_kept(monkeypatch: pytest.Mo
     assert loaded is compiled.runtime_executable()
     assert isinstance(portable, Portable) and run(portable.load(), arguments) == run(loaded, arguments)
     assert [text.partition(":")[0] for text in told] == ["executables that are not stripped"]
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A version of jaxlib that no test has seen."""
+    monkeypatch.setattr(executable, "STRIPPED_WITH", ())
+    jax.clear_caches()  # XLA cannot serialise a sort that has run, and JAX keeps the executable
+    executable.unstripped.cache_clear()
+    yield
+    executable.unstripped.cache_clear()
+
+
+def test_with_an_unknown_version_it_is_tried_once(unknown: None) -> None:
+    assert executable.unstripped() == ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (lambda code, flops: code[: len(code) // 2], "one that was tried raised "),
+        (lambda code, flops: None, "nothing that is known is found in their bytes"),
+    ],
+)
+def test_with_an_unknown_version_whole_ones_are_kept_where_that_fails(
+    unknown: None, monkeypatch: pytest.MonkeyPatch, broken: Any, why: str
+) -> None:
+    monkeypatch.setattr(executable, "strip", broken)
+    told: list[str] = []
+    monkeypatch.setattr(LOG, "count", told.append)
+    lowered, compiled, _ = made(chain, 50)
+    for _ in range(2):
+        assert settle(lowered, compiled)[0] is compiled.runtime_executable()
+    assert [text.startswith(f"executables that are not stripped: {why}") for text in told] == [True, True]
+
+
+def test_other_values_are_noticed(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    square = jax.ShapeDtypeStruct((48, 48), "float32")
+    with enable_x64(True):
+        other = jax.jit(lambda x, y: executable._of_every_kind(x + 1, y)).lower(square, square)
+        wrong = other.compile().runtime_executable()
+    monkeypatch.setattr(executable, "strip", lambda code, flops: wrong.client.serialize_executable(wrong))
+    assert executable.unstripped() == "one that was tried computed other values"
