@@ -56,10 +56,11 @@ def test_reading_every_loss_changes_no_loss(name: str) -> None:
     assert tuple(losses(name, "--log-every=1")) == plain_losses(name)
 
 
-ONE_BY_ONE = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("debug", "strict")]  # the demo runs strict, too
+# The demo runs strict, too, and steady loops fused.
+IN_FULL = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("debug", "strict", "fused")]
 
 
-@pytest.mark.parametrize("mode", ["off", "fused", *ONE_BY_ONE])
+@pytest.mark.parametrize("mode", ["off", *IN_FULL])
 @each
 def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) -> None:
     from fused_eager import fused_eager
@@ -77,6 +78,8 @@ def test_steady_loops_compile_nothing(name: str, log_every: int, settled: int, m
     from fused_eager import fused_eager, report
 
     module, arguments = EXAMPLES[name]
+    arguments = [*arguments, "--quiet", f"--log-every={log_every}", "--steps=9"] + ["--eval-every=0"] * (name == "gpt")
+    plain = module.main(arguments)
     train_step, compilations = module.train_step, []
 
     def counted(*args: object) -> object:
@@ -85,9 +88,7 @@ def test_steady_loops_compile_nothing(name: str, log_every: int, settled: int, m
 
     monkeypatch.setattr(module, "train_step", counted)
     with fused_eager(mode="fused"):
-        module.main(
-            [*arguments, "--quiet", f"--log-every={log_every}", "--steps=9"] + ["--eval-every=0"] * (name == "gpt")
-        )
+        assert module.main(arguments) == pytest.approx(plain, rel=1e-3)
     assert len(compilations) == 9
     assert compilations[settled:] == [compilations[settled]] * (9 - settled)
 

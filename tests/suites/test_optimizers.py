@@ -19,8 +19,9 @@ SPARSE = [name for name, info in OPTIMIZERS.items() if info.supports_sparse or i
 DENSE = [name for name, info in OPTIMIZERS.items() if not info.only_supports_sparse_grads]
 
 
-# Options of one optimizer in `make test`, spread over all: LBFGS, whose search for a step takes another way each time.
-MOST = {"LBFGS": 2}
+# Options of one optimizer in `make test`, spread over all: LBFGS, whose search for a step takes another way each time,
+# and Muon, whose steps are many products.
+MOST = {"LBFGS": 2, "Muon": 3}
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, given: Sequence[OptimizerInput], sparse: bool = False) -> None:
