@@ -195,7 +195,7 @@ def unstripped() -> str:
     if jaxlib.__version__ in STRIPPED_WITH:
         return ""
     try:
-        with enable_x64(True):
+        with enable_x64(True), jax.default_device(device()):
             compiled = jax.jit(_of_every_kind).lower(*[jax.ShapeDtypeStruct((48, 48), "float32")] * 2).compile()
             arrays = [jax.device_put(np.linspace(-1, end, 48 * 48, dtype="float32").reshape(48, 48)) for end in (1, 2)]
         fresh = compiled.runtime_executable()
