@@ -17,10 +17,10 @@ import torch
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, leaves, lower, map_leaves
 from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, spec_of
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager.xla import enable_x64
+from tests.op_db import OP_DB
 
 SEEDED = torch.Tag.nondeterministic_seeded
 
@@ -180,7 +180,7 @@ jax.tree_util.register_pytree_node(Hoisted, lambda h: ((h.value,), h.kind), lamb
 def sweep(names: list[str] | None, dtypes: list[torch.dtype], limit: int = 40, backward: bool = True) -> LoweringCheck:
     """Run op_db samples (forward and, where differentiable, backward) under `LoweringCheck`."""
     mode = LoweringCheck()
-    for info in op_db:
+    for info in OP_DB:
         if names and info.name not in names and info.formatted_name not in names:
             continue
         for dtype in dtypes:

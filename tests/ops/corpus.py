@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from fused_eager.fusion_rules.lowering import LoweringError
 from torch.testing._internal.common_device_type import toleranceOverride
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,10 +24,11 @@ from fused_eager.choosing import hotness
 from fused_eager.compiling import background
 from fused_eager.running import load
 from fused_eager.tracing import trace
+from tests.op_db import OP_DB
 
 from .exclusions import EXCLUDED, STRIDES, UNWRITTEN
 
-OPS: dict[str, OpInfo] = {info.formatted_name: info for info in op_db}
+OPS: dict[str, OpInfo] = {info.formatted_name: info for info in OP_DB}
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.int32, torch.uint8,
     torch.bool,

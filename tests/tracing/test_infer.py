@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from fused_eager.fusion_rules.lowering import leaves
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager.tracing import infer as module
 from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
 from fused_eager.tracing.opinfo import Kind, info_of
+from tests.op_db import OP_DB
 
 aten = torch.ops.aten
 
@@ -149,7 +149,7 @@ class Both(TorchDispatchMode):
 @pytest.mark.parametrize("quarter", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)]])
 def test_meta_tensors_know_what_fake_tensors_know(quarter: int) -> None:
     asked, differing = 0, []
-    for info in op_db[quarter::4]:
+    for info in OP_DB[quarter::4]:
         dtype = torch.float32 if torch.float32 in info.supported_dtypes("cpu") else torch.int64
         differentiable = dtype.is_floating_point and info.supports_autograd
         sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiable)), None)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 
 from fused_eager import fused_eager
 from fused_eager.tracing import calls, infer, uniform
 from fused_eager.tracing.opinfo import info_of
+from tests.op_db import OP_DB
 from tests.streams import stable_shapes
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def test_what_differs_in_more_than_the_shape_is(op: Any, first: list[Any], secon
 
 SHAPES = ((3, 4), (5, 7))
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
-POINTWISE = [o for o in op_db if isinstance(o, (UnaryUfuncInfo, BinaryUfuncInfo)) and "jiterator" not in o.name]
+POINTWISE = [o for o in OP_DB if isinstance(o, (UnaryUfuncInfo, BinaryUfuncInfo)) and "jiterator" not in o.name]
 
 
 def test_it_holds_for_every_pointwise_op_of_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,13 @@
+"""torch's own op corpus, `OP_DB`, without what it does for torch's own test classes alone."""
+
+from __future__ import annotations
+
+from torch.testing._internal import common_utils
+
+# To tell which test a sample belongs to, each iteration over samples formats the whole stack, a tenth of a second, and
+# finds none where no `unittest.TestCase` is at work. Before `op_db` is imported, some of which takes it by name.
+common_utils.extract_test_fn = lambda: None
+
+from torch.testing._internal.common_methods_invocations import op_db as OP_DB  # noqa: E402
+
+__all__ = ["OP_DB"]
