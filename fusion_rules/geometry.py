@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -128,11 +128,22 @@ def _flat_to_box(flat: jax.Array, plan: ViewPlan) -> jax.Array:
     return flat.reshape(plan.factors)
 
 
+# Most views are whole arrays as they lie, and an equation that changes nothing takes as long to trace and to lower as
+# another.
+def _shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
+def _transposed(x: jax.Array, order: Sequence[int]) -> jax.Array:
+    return x if list(order) == list(range(x.ndim)) else lax.transpose(x, tuple(order))
+
+
 def _view_dims(plan: ViewPlan, sorted_values: jax.Array) -> jax.Array:
     """Put the dimensions back into the view's order, and broadcast those of size 1 or stride 0."""
     positions = {d: i for i, d in enumerate(plan.order)}
     kept = [d for d in range(len(plan.size)) if d in positions]
-    return lax.broadcast_in_dim(sorted_values.transpose([positions[d] for d in kept]), plan.size, tuple(kept))
+    values = _transposed(sorted_values, [positions[d] for d in kept])
+    return values if values.shape == plan.size else lax.broadcast_in_dim(values, plan.size, tuple(kept))
 
 
 def _flat_index(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> jax.Array:
@@ -171,7 +182,7 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
     plan = plan_view(n, g.size, g.stride, g.offset)
     same = np.dtype(home.dtype) == JAX_DTYPE[g.dtype]
     if plan.whole and same:
-        out = _view_dims(plan, home.reshape(plan.extents[:-1]))
+        out = _view_dims(plan, _shaped(home, plan.extents[:-1]))
     else:
         flat = reinterpret(home.reshape(-1), g.dtype)
         if 0 in g.size:
@@ -181,7 +192,7 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
         else:
             stops = tuple(s + e for s, e in zip(plan.starts, plan.extents, strict=True))
             box = lax.slice(_flat_to_box(flat, plan), plan.starts, stops)
-            out = _view_dims(plan, box.reshape(tuple(g.size[d] for d in plan.order)))
+            out = _view_dims(plan, _shaped(box, plan.extents[:-1]))
     if g.conj:
         out = jnp.conj(out)
     return -out if g.neg else out
@@ -222,27 +233,40 @@ def overwrite(x: jax.Array, part: jax.Array, starts: Sequence[Any]) -> jax.Array
 
 def write(home: jax.Array, g: Geometry, values: Any) -> jax.Array:
     """`home` with the view `g` overwritten by `values` (shape `g.size`). The view must not overlap itself."""
+    return _written(home.shape, np.dtype(home.dtype), lambda: home, g, values)
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype, g: Geometry, values: Any) -> jax.Array:
+    """A new home of zeros with the view `g`, most often all of it, overwritten by `values`."""
+    have = JAX_DTYPE[dtype]
+    return _written(shape, have, lambda: jnp.zeros(shape, have), g, values)
+
+
+def _written(
+    shape: tuple[int, ...], have: np.dtype[Any], home: Callable[[], jax.Array], g: Geometry, values: Any
+) -> jax.Array:
     if 0 in g.size:
-        return home
+        return home()
+    want = JAX_DTYPE[g.dtype]
     values = -values if g.neg else values
     values = jnp.conj(values) if g.conj else values
-    values = jnp.asarray(values, JAX_DTYPE[g.dtype])
-    flat = reinterpret(home.reshape(-1), g.dtype)
-    plan = plan_view(flat.size, g.size, g.stride, g.offset)
+    if not isinstance(values, jax.Array) or values.dtype != want:
+        values = jnp.asarray(values, want)
+    plan = plan_view(math.prod(shape) * have.itemsize // want.itemsize, g.size, g.stride, g.offset)
+    if plan.factors is not None:
+        kept = sorted(plan.order)
+        values = _transposed(_shaped(values, tuple(g.size[d] for d in kept)), [kept.index(d) for d in plan.order])
+        if plan.whole and have == want:
+            return _shaped(values, shape)
+    flat = reinterpret(_shaped(home(), (math.prod(shape),)), g.dtype)
     if plan.factors is None:
         out = flat.at[_flat_index(g.size, g.stride, g.offset)].set(values, mode="promise_in_bounds")
+    elif plan.whole:
+        out = _shaped(values, (flat.size,))
     else:
-        kept = sorted(plan.order)
-        compact = values.reshape(tuple(g.size[d] for d in kept))
-        box = compact.transpose([kept.index(d) for d in plan.order]).reshape(plan.extents)
-        if plan.whole:
-            out = box.reshape(-1)
-        else:
-            updated = overwrite(_flat_to_box(flat, plan), box, plan.starts).reshape(-1)
-            # A view that leaves a ragged tail: what lies behind the box was not part of the reshape.
-            out = (
-                updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])
-            )
-    if flat.dtype != home.dtype:
-        out = reinterpret(out, TORCH_DTYPE[np.dtype(home.dtype)])
-    return out.reshape(home.shape)
+        updated = overwrite(_flat_to_box(flat, plan), _shaped(values, plan.extents), plan.starts).reshape(-1)
+        # A view that leaves a ragged tail: what lies behind the box was not part of the reshape.
+        out = updated[: flat.size] if updated.size >= flat.size else jnp.concatenate([updated, flat[updated.size :]])
+    if want != have:
+        out = reinterpret(out, TORCH_DTYPE[have])
+    return _shaped(out, shape)

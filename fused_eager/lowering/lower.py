@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fused_eager.fusion_rules.geometry import Geometry, apart, overwrite, read, reinterpret, write
+from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
-from fused_eager.fusion_rules.spec import JAX_DTYPE
+from fused_eager.fusion_rules.spec import TORCH_DTYPE
 
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
@@ -110,12 +111,13 @@ class Function:
         self.checks.extend((index, c) for c in checks)
         for result, value, start in zip(node.results, values, starts(node), strict=True):
             dtype, shape = result.home
-            home = jnp.zeros(shape, JAX_DTYPE[dtype]) if result.base is None else homes[result.base]
             with apart(result.base is None or self._writes_apart(node, result)):
-                if start is None:
-                    homes[result.vid] = write(home, result.geometry, value)
+                if result.base is None:
+                    homes[result.vid] = filled(shape, dtype, result.geometry, value)
+                elif start is None:
+                    homes[result.vid] = write(homes[result.base], result.geometry, value)
                 else:
-                    homes[result.vid] = _write_at(home, result.geometry, value, scalars[start].value)
+                    homes[result.vid] = _write_at(homes[result.base], result.geometry, value, scalars[start].value)
             # A written part is the end of a loop: what reads it later is computed from finished memory.
             self.sources[result.vid] = self._read_by(node) if result.base is None else frozenset()
 
@@ -158,5 +160,5 @@ def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) 
     """`home` with a gapless part that begins at element `start` overwritten; its view of that part is `g`."""
     if 0 in g.size:
         return home
-    part = write(jnp.zeros(math.prod(g.size), home.dtype), g, value)
+    part = filled((math.prod(g.size),), TORCH_DTYPE[np.dtype(home.dtype)], g, value)
     return overwrite(home.reshape(-1), part, (start,)).reshape(home.shape)

@@ -26,6 +26,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..memory.trap import storage_of
 
+# Made here although it imports torch's compiler, two seconds of it: so does the first op that meta tensors are asked
+# for, by torch's own references, and in the middle of a program's first step that is no time for it.
 _FAKE = FakeTensorMode(allow_non_fake_inputs=False)
 _FAKE.cache_enabled = False  # a key for each op inside costs as much as the op; what comes out is remembered by `calls`
 
@@ -79,21 +81,29 @@ def _silence() -> Iterator[None]:
 
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
+    if _meta_suffices(op, args, tensors):
+        with _LOCK, _silence():
+            found = _on_meta(op, args, kwargs, tensors)
+        if found is not None:
+            return found
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
     with _LOCK, _silence():
-        found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
-        return found or _run(op, args, kwargs, tensors, _FAKE)
+        return _run(op, args, kwargs, tensors, _FAKE)
 
 
 def _on_meta(
     op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
 ) -> Inferred | Unknown | None:
+    device = tensors[0].device if tensors else torch.device("cpu")
     if kwargs.get("device") is not None:
-        return None  # it makes a tensor elsewhere
+        if torch.device(kwargs["device"]) != device:
+            return None  # it makes a tensor elsewhere
+        kwargs = {**kwargs, "device": "meta"}
+    elif not tensors:
+        kwargs = {**kwargs, "device": "meta"}
     found = _run(op, args, kwargs, tensors, torch._C._DisableTorchDispatch(), "meta")
     if isinstance(found, Unknown) or any(s.device.type != "meta" for s in found.fresh):
         return None
-    device = tensors[0].device
     return replace(found, fresh=tuple([replace(s, device=device) for s in found.fresh]))
 
 
@@ -102,7 +112,9 @@ def _meta_suffices(op: OpOverload, args: Any, tensors: list[torch.Tensor]) -> bo
 
     Some decompositions of torch's look at the device, but only for half types.
     """
-    if not tensors or any(t.device != tensors[0].device for t in tensors):
+    if not tensors:
+        return _is_constructor(op)
+    if any(t.device != tensors[0].device for t in tensors):
         return False
     suffices = _SUFFICES_IF.get(op._schema.name)
     if not (suffices(args, tensors) if suffices else _is_common(op)):
@@ -112,7 +124,10 @@ def _meta_suffices(op: OpOverload, args: Any, tensors: list[torch.Tensor]) -> bo
 
 # What has other strides, or fewer outputs, on other devices than CPU. tests/tracing/test_infer.py goes through op_db.
 _LOOKS_AT_DEVICE = ("_fft_", "linalg_", "batch_norm", "nonzero_static")
-_PLAIN = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+_PLAIN = {
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
 
 
 def _are_plainly_contiguous(args: Any, tensors: list[torch.Tensor]) -> bool:
@@ -131,6 +146,11 @@ def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
     return True
 
 
+def _has_no_masks(args: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether what is indexed is indexed by integers, so that the shape does not depend on values."""
+    return not any(t.dtype in (torch.bool, torch.uint8) for t in tensors)
+
+
 # Those that FakeTensor, or a device, treats in a way of its own, and the calls for which that comes to the same.
 _SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
     "aten::convolution": _are_plainly_contiguous,
@@ -139,8 +159,20 @@ _SUFFICES_IF: dict[str, Callable[[Any, list[torch.Tensor]], bool]] = {
     "aten::native_batch_norm_backward": _always,
     # FakeTensor looks for the device that they name, and there is one.
     **dict.fromkeys([f"aten::{name}_like" for name in ("empty", "zeros", "ones", "full")], _always),
+    **dict.fromkeys([f"aten::new_{name}" for name in ("empty", "zeros", "ones", "full")], _always),
+    "aten::copy_": _always,
     "aten::embedding": _always,
+    **dict.fromkeys(["aten::index", "aten::index_put", "aten::index_put_"], _has_no_masks),
+    "aten::linalg_vector_norm": _always,
+    "aten::native_layer_norm": _always,
 }
+
+
+@functools.cache
+def _is_constructor(op: OpOverload) -> bool:
+    """Whether an op makes a tensor of numbers alone, where it is told to; FakeTensor tells it `meta`."""
+    arguments = {a.name for a in op._schema.arguments}
+    return op.namespace == "aten" and "device" in arguments and "names" not in arguments
 
 
 @functools.cache
