@@ -1,14 +1,23 @@
-"""Compare what only values reveal: eager's exception against the checks that a lowering asks for."""
+"""Compare what only values reveal: eager's exception against the checks that a lowering asks for.
+
+What is asserted here is traced at once and judged when the test function has ended (`conftest`): all of a test's
+lowerings are compiled together.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from fused_eager.fusion_rules.lowering import leaves
 from torch._ops import OpOverload
 
-from .harness import call, entered, to_torch
+from .harness import AT_ONCE, Awaited, Results, entered, results_of, to_torch, traced
+
+# What a lowering comes to: its results, or the type and message of its first failing check.
+Outcome = tuple[str, str] | list[torch.Tensor]
 
 
 def eager(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[str, str] | torch.Tensor | list[torch.Tensor]:
@@ -19,31 +28,81 @@ def eager(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[str, str] | torch.
         return type(error).__name__, str(error)
 
 
-def lowered(op: OpOverload, like: Any, *args: Any, **kwargs: Any) -> tuple[str, str] | list[torch.Tensor]:
-    """The lowering's results, as eager's `like` has them, or the type and message of its first failing check.
-
-    `like` is a tensor or list of tensors with the outputs' specs.
-    """
+def _traced(op: OpOverload, like: Any, args: Any, kwargs: Any) -> Awaited:
     targets = [t for t in leaves([like]) if isinstance(t, torch.Tensor)]
-    results, checks = call(op, *entered(op, args, kwargs), targets)
-    for check, bad, value in checks:
+    wanted = [t.detach().resolve_conj().resolve_neg().clone() for t in targets]
+    return Awaited(str(op), [], wanted, *traced(op, *entered(op, args, kwargs), targets))
+
+
+def _outcome(a: Awaited, found: Results | Exception) -> Outcome:
+    if isinstance(found, Exception):
+        raise found
+    results, outcomes = found
+    for check, (bad, value) in zip(a.checks, outcomes, strict=True):
         if bad:
             return check.error, check.message.format(value=int(value))
-    return [to_torch(r, t) for r, t in zip(results, targets, strict=True)]
+    return [to_torch(r, t) for r, t in zip(results, a.wanted, strict=True)]
+
+
+def lowered(op: OpOverload, like: Any, *args: Any, **kwargs: Any) -> Outcome:
+    """The lowering's outcome, now. `like` is a tensor or list of tensors as eager has the outputs."""
+    ((a, found),) = results_of([_traced(op, like, args, kwargs)])
+    return _outcome(a, found)
+
+
+_DUE: dict[Awaited, tuple[str, Callable[[Outcome, list[torch.Tensor]], None]]] = {}
+
+
+def judged_later(
+    op: OpOverload, like: Any, args: Any, kwargs: Any, judge: Callable[[Outcome, list[torch.Tensor]], None]
+) -> None:
+    """Have `judge` look at the lowering's outcome, and at what `like` is now, at the end of the test."""
+    caller = sys._getframe(2)
+    _DUE[_traced(op, like, args, kwargs)] = f"{caller.f_code.co_filename}:{caller.f_lineno}", judge
+
+
+def judge() -> None:
+    """Run what is due.
+
+    Raises:
+        AssertionError: the first that is not as it should be, with the line that asked for it.
+    """
+    due = dict(_DUE)
+    _DUE.clear()
+    asked = list(due)
+    for begin in range(0, len(asked), AT_ONCE):
+        for a, found in results_of(asked[begin : begin + AT_ONCE]):
+            where, verdict = due[a]
+            try:
+                verdict(_outcome(a, found), a.wanted)
+            except Exception as error:
+                raise AssertionError(f"{where}, {a.op}: {error}") from error
+
+
+def forget() -> None:
+    """A test has failed: what it has asked for is not run."""
+    _DUE.clear()
 
 
 def assert_same_error(op: OpOverload, like: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     """Eager raises, and the lowering asks for that exception with that message."""
     want = eager(op, *args, **kwargs)
     assert isinstance(want, tuple), f"eager does not raise: {want}"
-    assert lowered(op, like, *args, **kwargs) == want
+
+    def compare(got: Outcome, wanted: list[torch.Tensor]) -> None:
+        assert got == want
+
+    judged_later(op, like, args, kwargs, compare)
 
 
 def assert_same(op: OpOverload, *args: Any, **kwargs: Any) -> None:
     """Eager and the lowering agree, and no check fails."""
     want = eager(op, *args, **kwargs)
     assert isinstance(want, (torch.Tensor, list, tuple)) and not (isinstance(want, tuple) and isinstance(want[0], str))
-    got = lowered(op, want, *args, **kwargs)
-    assert isinstance(got, list), f"a check fails: {got}"
-    for a, b in zip(got, leaves([want]), strict=True):
-        torch.testing.assert_close(a, b.resolve_conj().resolve_neg(), equal_nan=True, check_stride=False)
+
+    def compare(got: Outcome, wanted: list[torch.Tensor]) -> None:
+        assert isinstance(got, list), f"a check fails: {got}"
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True, check_stride=False)
+
+    judged_later(op, want, args, kwargs, compare)
