@@ -66,6 +66,7 @@ build/types:
 	@$(PIP) "$(TORCH)" || { echo 'No build of torch without CUDA was found for this Python. Name an index that has one in' \
 		'PIP_EXTRA_INDEX_URL, or take the default build: make TORCH=$(PIN)' >&2; exit 1; }
 	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	@$(BIN)/python -m compileall -q fused_eager fusion_rules cache  # as an installation that is not editable does
 	@touch $@
 
 .venv/.made-full: .venv/.made

@@ -1,4 +1,4 @@
-"""A program for tests of the compile cache: `python -m tests.cached_program NAME [SECONDS]` runs one and prints JSON.
+"""Programs for tests of the compile cache: `python -m tests.cached_program NAME,... [SECONDS]` runs them, prints JSON.
 
 Options come from the environment. With SECONDS, each compilation takes that much longer, and says so before it starts.
 """
@@ -127,11 +127,11 @@ def main(name: str, slower: float) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
     with fused_eager():
-        value = globals()[name]()
+        values = [globals()[n]() for n in name.split(",")]
     kept = keeper(resolve())
     flushed = kept.flush(60) if kept is not None else True
     out = {
-        "value": value,
+        "value": values[0] if len(values) == 1 else values,
         "flushed": flushed,
         "counts": {k: v for k, v in LOG.counts.items() if k.startswith(("c", "island"))},
         "keys": [e.data["key"] for e in LOG.of("cache-publish")],

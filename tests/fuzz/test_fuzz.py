@@ -67,8 +67,9 @@ def test_many_programs_agree_with_eager(part: int, mode: str) -> None:
         assert not found, f"python -m tests.fuzz --seed {seed} --programs 1\n{found}\n{program and program.source()}"
 
 
-def test_functions_called_with_other_aliasing() -> None:
-    for seed in range(FRESH, FRESH + 12):
+@pytest.mark.parametrize("many", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_functions_called_with_other_aliasing(many: int) -> None:
+    for seed in range(FRESH, FRESH + many):
         found = functions.check(functions.make(seed))
         assert not found, f"python -m tests.fuzz.functions --seed {seed} --functions 1\n{found}"
 

@@ -215,6 +215,31 @@ def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
     return found or next((why for why in load.ISLANDS.values() if LoweringError.__name__ in why), "")
 
 
+Task = tuple[Case, int, SampleInput]  # a case, and the number and sample of it
+
+
+def check_together(tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
+    """What `check` says of samples of one mode, run as one program: compiling one takes a fraction of what all do.
+
+    Whichever differs, or raises, is run by itself: whatever that shows, that it differs among others is a failure.
+    """
+    _begin_anew()
+    programs = [run(OPS[case.op], sample, case.grad, case.chained) for case, _, sample in tasks]
+    wanted = [outcome(program, None) for program in programs]
+    runs = [not isinstance(want, Exception) for want in wanted]
+    got = outcome(lambda: [p() for p, good in zip(programs, runs, strict=True) if good], tasks[0][0].mode)
+    broken = isinstance(got, Exception) or any(LoweringError.__name__ in why for why in load.ISLANDS.values())
+    found = iter([] if broken else got)
+    for task, want in zip(tasks, wanted, strict=True):
+        case, _, sample = task
+        if broken or isinstance(want, Exception):
+            yield task, check(case, sample)
+            continue
+        bounds = tolerances(OPS[case.op], case.dtype)
+        text = difference(want, next(found), bounds, case.op not in UNWRITTEN, case.op not in STRIDES)
+        yield task, (check(case, sample) or f"among others: {text}") if text else ""
+
+
 # How much further from the truth than eager a result may be whose rounding errors are larger than the tolerance.
 WORSE = 4.0
 NUDGES = 32  # times that all inputs are moved by a unit in the last place, to see how far that moves eager's results
@@ -350,9 +375,30 @@ def middle(samples: Iterator[SampleInput]) -> list[tuple[int, SampleInput]]:
 
 
 def sweep(
-    chosen: Iterator[Case], limit: int | None, tally: Tally, told: Callable[[str], None] = print
+    chosen: Iterator[Case],
+    limit: int | None,
+    tally: Tally,
+    told: Callable[[str], None] = print,
+    together: int = 1,
 ) -> Tally:
-    """Run the samples of the chosen cases: at most `limit` of each; None for one that stands for the rest."""
+    """Run the samples of the chosen cases: at most `limit` of each; None for one that stands for the rest.
+
+    With `together` so many are run as one program; they have to be of one mode.
+    """
+    tasks = _tasks(chosen, limit, tally)
+    while some := list(itertools.islice(tasks, together)):
+        checked = check_together(some) if together > 1 else [(some[0], check(some[0][0], some[0][2]))]
+        for (case, i, sample), text in checked:
+            tally.counts["samples"] += 1
+            if text in ("refused", "ill-conditioned"):
+                tally.counts[text] += 1
+            elif text:
+                tally.failures.append((case, i, text))
+                told(f"FAIL {case} sample {i} {_summary(sample)}\n  {text}")
+    return tally
+
+
+def _tasks(chosen: Iterator[Case], limit: int | None, tally: Tally) -> Iterator[Task]:
     for case in chosen:
         info = OPS[case.op]
         if excluded(case):
@@ -362,14 +408,7 @@ def sweep(
         torch.manual_seed(0)
         samples = info.sample_inputs("cpu", case.dtype, requires_grad=case.grad)
         for i, sample in middle(samples) if limit is None else itertools.islice(enumerate(samples), limit):
-            tally.counts["samples"] += 1
-            text = check(case, sample, info)
-            if text in ("refused", "ill-conditioned"):
-                tally.counts[text] += 1
-            elif text:
-                tally.failures.append((case, i, text))
-                told(f"FAIL {case} sample {i} {_summary(sample)}\n  {text}")
-    return tally
+            yield case, i, sample
 
 
 def _summary(sample: SampleInput) -> str:

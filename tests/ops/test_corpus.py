@@ -18,6 +18,7 @@ from . import exclusions
 from .conftest import TALLY
 from .corpus import DTYPES, MODES, OPS, Case, Tally, cases, check_errors, difference, sweep
 
+TOGETHER = 9  # samples to be compiled together
 GROUPS = 26  # tests of this many ops each: the run is the same, its list is shorter
 NAMES = list(OPS)
 PARTS = [NAMES[i : i + GROUPS] for i in range(0, len(NAMES), GROUPS)]
@@ -31,9 +32,9 @@ def clean() -> Iterator[None]:
     gc.collect()
 
 
-def _agree(chosen: Iterator[Case], limit: int | None) -> None:
+def _agree(chosen: Iterator[Case], limit: int | None, together: int = 1) -> None:
     tally = Tally()
-    sweep(chosen, limit, tally, told=lambda text: None)
+    sweep(chosen, limit, tally, told=lambda text: None, together=together)
     TALLY.counts.update(tally.counts)
     TALLY.failures.extend(tally.failures)
     assert not tally.failures, "\n".join(f"{case} sample {i}: {text}" for case, i, text in tally.failures)
@@ -41,12 +42,12 @@ def _agree(chosen: Iterator[Case], limit: int | None) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_one_sample_of_each_op(part: list[str]) -> None:
-    _agree(cases(part, chains=(True,)), None)
+    _agree(cases(part, chains=(True,)), None, TOGETHER)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_gradients_of_every_fourth_op(part: list[str]) -> None:
-    _agree(cases(part[::4], grads=(True,), chains=(True,)), None)
+    _agree(cases(part[::4], grads=(True,), chains=(True,)), None, TOGETHER)
 
 
 @pytest.mark.slow
