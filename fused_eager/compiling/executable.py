@@ -161,8 +161,12 @@ def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
 
     What is called was loaded from the bytes, as in every other process, for they are stripped, and what XLA has just
     compiled keeps three times as much memory.
+
+    Raises:
+        RuntimeError: it takes or returns an array that lies otherwise in memory than by rows.
     """
     fresh = compiled.runtime_executable()
+    _check_order(fresh)
     try:
         whole = _portable(lowered, fresh)
     except NotPortable as why:
@@ -175,6 +179,15 @@ def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
     if problem:
         LOG.count(f"executables that are not stripped: {problem}")
     return found or (fresh, whole)
+
+
+def _check_order(fresh: Any) -> None:
+    """Homes lie by rows, and are handed over by address: in any other order their numbers would be other ones."""
+    for kind in ("parameter", "output"):
+        for i, each in enumerate(getattr(fresh, f"get_{kind}_layouts", list)()):
+            order = tuple(each._xla_layout().minor_to_major())
+            if order != tuple(reversed(range(len(order)))):
+                raise RuntimeError(f"XLA lays {kind} {i} out in memory by the dimensions {order[::-1]}, not by rows")
 
 
 def _stripped(whole: Portable, fresh: Any) -> tuple[Any, Portable] | None:

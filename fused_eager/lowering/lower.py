@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
@@ -74,7 +75,7 @@ class Function:
             images.passed(node)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
-        return [homes[v] for v in self.region.outputs], flags
+        return [_by_rows(homes[v]) for v in self.region.outputs], flags
 
     def _node(
         self,
@@ -149,11 +150,17 @@ class Function:
         return True
 
 
+def _by_rows(home: jax.Array) -> jax.Array:
+    """`home` as a result: JAX would have it lie in memory as the equation asks that it comes from (images by pixels,
+    say), and a reshape asks for nothing."""
+    return home if home.ndim < 2 else lax.reshape(lax.reshape(home, (home.size,)), home.shape)
+
+
 def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
     if use.start is None:
         return read(home, use.geometry)
     flat = reinterpret(home.reshape(-1), use.geometry.dtype)
-    return read(jax.lax.dynamic_slice(flat, (scalars[use.start].value,), (use.extent,)), use.geometry)
+    return read(lax.dynamic_slice(flat, (scalars[use.start].value,), (use.extent,)), use.geometry)
 
 
 def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) -> jax.Array:

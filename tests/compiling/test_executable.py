@@ -109,6 +109,19 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
     np.testing.assert_array_equal(loaded.call(jnp.asarray(x))[0][1], x.transpose(0, 2, 3, 1) * 2)
 
 
+def test_what_does_not_lie_by_rows_is_refused() -> None:
+    """It would be read in another order than it was written in. JAX gives a result the order that is asked for last."""
+    shape = (4, 3, 5, 5)
+
+    def last(x: jax.Array) -> Any:
+        return [x + 1, jnp.moveaxis(turning.in_planes(x), 1, -1), turning._ordered(x * 2, (3, 2, 1, 0))]
+
+    with enable_x64(True):
+        lowered = jax.jit(last).lower(jax.ShapeDtypeStruct(shape, "float32"))
+    with pytest.raises(RuntimeError, match=r"output 2 out in memory by the dimensions \(3, 2, 1, 0\), not by rows"):
+        settle(lowered, lowered.compile())
+
+
 def test_python_callbacks_are_not_portable() -> None:
     shape = jax.ShapeDtypeStruct((2,), "float32")
     lowered = jax.jit(lambda x: jax.pure_callback(lambda a: a, shape, x)).lower(shape)

@@ -86,3 +86,13 @@ def test_a_net_turns_its_images_in_training_alone(training: bool, monkeypatch: p
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     assert asked == ([(True, True)] * 3 if training else [(False, True), (False, False), (False, False)])
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_images_that_are_a_result_lie_by_planes(channels: int) -> None:
+    """A convolution's are asked for by pixels, and JAX would hand them on so where that is the last equation."""
+    x, w = torch.randn(4, channels, 8, 8), torch.randn(channels, channels, 3, 3)
+    expected = torch.conv2d(x, w, padding=1) * 2
+    with fused_eager(mode="strict"):
+        found = torch.conv2d(x, w, padding=1) * 2
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
