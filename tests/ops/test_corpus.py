@@ -16,7 +16,8 @@ from fused_eager.tracing import trace
 
 from . import exclusions
 from .conftest import TALLY
-from .corpus import DTYPES, MODES, OPS, Case, Tally, cases, check_errors, difference, sweep
+from .corpus import DTYPES, MODES, OPS, Case, Tally, cases, check_errors, sweep
+from .outcomes import difference
 
 TOGETHER = 9  # samples to be compiled together
 GROUPS = 26  # tests of this many ops each: the run is the same, its list is shorter

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tests.ops.corpus import as_near, difference, outcome, short
+from tests.ops.outcomes import as_near, difference, outcome, short
 
 T = TypeVar("T")
 Program = Callable[[], list[Any]]

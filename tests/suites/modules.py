@@ -14,7 +14,7 @@ import torch
 from torch.testing._internal.common_modules import ModuleInput, module_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.ops.corpus import is_float, own
+from tests.ops.outcomes import is_float, own
 
 from .more_modules import more
 

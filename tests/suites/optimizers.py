@@ -17,7 +17,7 @@ from torch.testing._internal.common_optimizers import (
 )
 from torch.utils._pytree import tree_leaves
 
-from tests.ops.corpus import own
+from tests.ops.outcomes import own
 
 STEPS = 4
 OPTIMIZERS: dict[str, OptimizerInfo] = {info.optim_cls.__name__: info for info in optim_db}
