@@ -123,9 +123,10 @@ class Pace:
         if stretch is not None and stretch.trying and not stretch.size:
             stretch.alone_s = min(seconds, stretch.alone_s or seconds)
 
-    def passed(self, place: Place, waited: bool, stepped: bool = False) -> None:
+    def passed(self, place: Place, waited: bool, stepped: bool = False, idle: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
-        has `stepped` there, which is another boundary than the numbers of the host that it reads.
+        has `stepped` there, which is another boundary than the numbers of the host that it reads. `idle`: all values
+        there are lie in native memory.
         """
         key = (place, stepped)
         if key not in BOUNDARIES:
@@ -139,7 +140,8 @@ class Pace:
                 self.whole.disturb()
             else:
                 seconds = (now - self.began) * self.running.share(self.size)
-                self.last = self.running.took(seconds, self.native, key, self.flushes)
+                same = idle and not self.flushes
+                self.last = self.running.took(seconds, self.native, key, self.flushes, same)
             if not self.chose_native:
                 self.unsure.update(TURNS)
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False

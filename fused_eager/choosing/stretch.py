@@ -195,11 +195,15 @@ class Stretch:
     alone_s: float = 0.0  # the fastest one then; 0 if there was none
     size: int = 0  # of the first one, where lengths keep changing
 
-    def took(self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = ()) -> Times | None:
-        """One of them is over. Returns where it was counted."""
+    def took(
+        self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = (), same: bool = False
+    ) -> Times | None:
+        """One of them is over; it runs the `same` both ways, as nothing was recorded. Returns where it was counted."""
         times = self.native if native else self.fused
         if self.chosen is None:
             times.add(end, seconds)
+            if same and not native:
+                self.native.add(end, seconds)  # or chance would decide, and hold on to our mode where torch is alone
             if not native:
                 self.ran[end] = ran = tuple(flushes)
                 if ran and ran not in self.asked and len(self.asked) < ASKS:

@@ -242,7 +242,7 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
             stream.pace.restart()
             if not stream.spell.left and stream.pace.is_sampling:
                 background.disturb(stream.spell)
-        stream.pace.passed(place, waited, stepped)
+        stream.pace.passed(place, waited, stepped, nothing_is_pending())
         running = stream.pace.running
         if running is not None and running.owed:
             choices.exchange(stream.config, running)

@@ -179,8 +179,8 @@ def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
     """What calls `original`, which reads one number, and notices that this has been read."""
 
     @functools.wraps(original)
-    def read(*args: Any, **kwargs: Any) -> Any:
-        number = original(*args, **kwargs)
+    def read(self: torch.Tensor, *wrong: Any) -> Any:  # loops that do little else feel each argument that may come
+        number = original(self, *wrong) if wrong else original(self)
         door = THREAD.door
         if door is None or door.hidden:
             return number

@@ -33,7 +33,8 @@ class Clock:
 
 
 def ways(
-    clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None, first: object = "op"
+    clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None, first: object = "op",
+    idle: bool = False,
 ) -> list[bool]:
     """Which stretches of a loop with one read ran natively, where they take so long."""
     own, ran = own or Pace(), []
@@ -42,7 +43,7 @@ def ways(
         own.begin(READ, first)
         ran.append(own.native)
         clock.now += native if own.native else fused
-        own.passed(READ, not own.native)
+        own.passed(READ, not own.native, idle=idle)
     return ran
 
 
@@ -66,6 +67,12 @@ def test_what_is_many_times_slower_is_not_tried_for_long(monkeypatch: pytest.Mon
     """Once natively to change ways and twice to measure it; and torch alone cannot be so much faster."""
     ran = ways(Clock(monkeypatch), fused=0.1, native=1.0, stretches=SOON)
     assert ran == [False] * SAMPLES + [True] * 3 + [False] * (SOON - SAMPLES - 3)
+
+
+def test_chance_decides_nothing_where_both_ways_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading finished values, say: nothing was recorded, and fused is our mode in torch's way."""
+    ran = ways(Clock(monkeypatch), fused=1.0, native=1.5, stretches=SOON, idle=True)
+    assert ran == [False] * SAMPLES + [True] * (SOON - SAMPLES)
 
 
 def test_one_slow_moment_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
