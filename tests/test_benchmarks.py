@@ -49,9 +49,12 @@ def test_names_are_unique_and_sizes_go_by_the_same_names() -> None:
     assert all(row.full.keys() == row.tiny.keys() for row in PROGRAMS)
 
 
+LONG = ("resnet18_train_128", "layers_24")  # a quarter of a minute each; steady loops train a ResNet and a GPT
+
+
 def _in_both(row: tuple[str, str]) -> Any:
     # A model's ops, one region each, take as long to compile as all other rows; `make test` trains the examples so.
-    slow = row[1] == "strict" and WORKLOADS[row[0]].trains
+    slow = WORKLOADS[row[0]].trains and (row[1] == "strict" or row[0] in LONG)
     return pytest.param(*row, marks=[pytest.mark.slow] if slow else [])
 
 

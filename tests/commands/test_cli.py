@@ -232,7 +232,8 @@ def python(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_an_unmodified_program_runs_fused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [pytest.param("strict", marks=pytest.mark.slow), "fused"])
+def test_an_unmodified_program_runs_fused(mode: str, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(
         "import sys, torch\n"
         "torch.manual_seed(0)\n"
@@ -244,10 +245,9 @@ def test_an_unmodified_program_runs_fused(tmp_path: Path) -> None:
         "print(sys.modules['fused_eager'].current_mode() if 'fused_eager' in sys.modules else None)\n"
     )
     plain = python("s.py", cwd=tmp_path).stdout.split()
-    for mode in ("strict", "fused"):
-        done = python("-m", "fused_eager", "run", "--mode", mode, "s.py", cwd=tmp_path)
-        assert done.stdout.split() == [*plain[:2], mode], done.stderr
-        assert done.returncode == 0
+    done = python("-m", "fused_eager", "run", "--mode", mode, "s.py", cwd=tmp_path)
+    assert done.stdout.split() == [*plain[:2], mode], done.stderr
+    assert done.returncode == 0
 
 
 def test_a_traceback_begins_in_the_program(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ NOT_RUN = {
 }
 # Variants of one module in `make test`, spread over all: one loss has 857. Of what takes seconds to compile, one.
 MOST = 2
-LARGE = re.compile("Transformer|GRU|LSTM|RNN|Multihead|Circular|AdaptiveLog|CrossEntropy")
+LARGE = re.compile("Transformer|GRU|LSTM|RNN|Multihead|Circular|Adaptive|CrossEntropy|Conv|Pool|Norm")
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, training: bool, most: int = 10_000) -> None:

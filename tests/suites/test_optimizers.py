@@ -21,7 +21,7 @@ DENSE = [name for name, info in OPTIMIZERS.items() if not info.only_supports_spa
 
 # Options of one optimizer in `make test`, spread over all. Of Adam and SGD, which most programs use, it takes all.
 MOST = {"Adam": 100, "SGD": 100, "LBFGS": 2}
-FEW = 4
+FEW = 3
 
 
 def _agree(name: str, dtype: torch.dtype, mode: str, given: Sequence[OptimizerInput], sparse: bool = False) -> None:
@@ -53,7 +53,7 @@ def test_every_optimizer_in_every_way(name: str, dtype: torch.dtype, mode: str) 
     _agree(name, dtype, mode, options(name, dtype))
 
 
-@pytest.mark.parametrize("mode", ["debug", "strict", "fused"])
+@pytest.mark.parametrize("mode", [*[pytest.param(m, marks=pytest.mark.slow) for m in ("debug", "strict")], "fused"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_gradients_train_as_in_eager(name: str, mode: str) -> None:
     _agree(name, torch.float32, mode, options(name, torch.float32), sparse=True)
