@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules import turning
+from jax.experimental import layout
 
 from fused_eager.compiling import executable
 from fused_eager.compiling.executable import (
@@ -23,7 +24,7 @@ from fused_eager.compiling.executable import (
     settle,
     to_blobs,
 )
-from fused_eager.xla import enable_x64
+from fused_eager.xla import device, enable_x64
 
 OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]
 
@@ -110,15 +111,16 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
 
 
 def test_what_does_not_lie_by_rows_is_refused() -> None:
-    """It would be read in another order than it was written in. JAX gives a result the order that is asked for last."""
-    shape = (4, 3, 5, 5)
-
-    def last(x: jax.Array) -> Any:
-        return [x + 1, jnp.moveaxis(turning.in_planes(x), 1, -1), turning._ordered(x * 2, (3, 2, 1, 0))]
-
+    """It would be read in another order than it was written in."""
+    formats = getattr(layout, "Format", layout.Layout)  # jax 0.6 has another `Layout`
+    by_rows, other = [
+        formats(turning._ORDER(order), jax.sharding.SingleDeviceSharding(device()))
+        for order in ((0, 1, 2, 3), (3, 2, 1, 0))
+    ]
     with enable_x64(True):
-        lowered = jax.jit(last).lower(jax.ShapeDtypeStruct(shape, "float32"))
-    with pytest.raises(RuntimeError, match=r"output 2 out in memory by the dimensions \(3, 2, 1, 0\), not by rows"):
+        function = jax.jit(lambda x: [x + 1, x * 2], out_shardings=[by_rows, other])
+        lowered = function.lower(jax.ShapeDtypeStruct((4, 3, 5, 5), "float32"))
+    with pytest.raises(RuntimeError, match=r"output 1 out in memory by the dimensions \(3, 2, 1, 0\), not by rows"):
         settle(lowered, lowered.compile())
 
 
