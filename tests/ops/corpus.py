@@ -156,24 +156,35 @@ def _begin_anew() -> None:
     hotness.SKELETONS.variants.clear()
 
 
-def check(case: Case, sample: SampleInput, info: OpInfo | None = None) -> str:
+def check(case: Case, sample: SampleInput) -> str:
     """Run a sample by eager and by the runtime; returns "" if all agrees and no row has broken its contract, which
     would make an island of its op.
 
     "refused" if both refuse it alike, "ill-conditioned" if they differ by what eager itself is off.
     """
-    info = info or OPS[case.op]
     _begin_anew()
-    want = outcome(run(info, sample, case.grad, case.chained), None)
-    got = outcome(run(info, sample, case.grad, case.chained), case.mode)
+    want, got = outcome(_program(case, sample), None), outcome(_program(case, sample), case.mode)
     if isinstance(want, Exception) or isinstance(got, Exception):
         if type(want) is type(got):
             return "refused"
         return f"eager: {short(want)}\n  here: {short(got)}"
-    found = difference(want, got, tolerances(info, case.dtype), case.op not in UNWRITTEN, case.op not in STRIDES)
-    if found.startswith("values") and _is_as_good(info, case, sample, want, got):
+    found = _difference(case, want, got)
+    if found.startswith("values") and _is_as_good(case, sample, want, got):
         return "ill-conditioned"
-    return found or next((why for why in load.ISLANDS.values() if LoweringError.__name__ in why), "")
+    return found or _broken_row()
+
+
+def _program(case: Case, sample: SampleInput) -> Callable[[], list[Any]]:
+    return run(OPS[case.op], sample, case.grad, case.chained)
+
+
+def _difference(case: Case, want: list[Any], got: list[Any]) -> str:
+    bounds = tolerances(OPS[case.op], case.dtype)
+    return difference(want, got, bounds, case.op not in UNWRITTEN, case.op not in STRIDES)
+
+
+def _broken_row() -> str:
+    return next((why for why in load.ISLANDS.values() if LoweringError.__name__ in why), "")
 
 
 Task = tuple[Case, int, SampleInput]  # a case, and the number and sample of it
@@ -182,23 +193,26 @@ Task = tuple[Case, int, SampleInput]  # a case, and the number and sample of it
 def check_together(tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
     """What `check` says of samples of one mode, run as one program: compiling one takes a fraction of what all do.
 
-    Whichever differs, or raises, is run by itself: whatever that shows, that it differs among others is a failure.
+    Whichever differs, or raises, is run by itself: whatever that shows, that it does so among others is a failure.
     """
     _begin_anew()
-    programs = [run(OPS[case.op], sample, case.grad, case.chained) for case, _, sample in tasks]
-    wanted = [outcome(program, None) for program in programs]
-    runs = [not isinstance(want, Exception) for want in wanted]
-    got = outcome(lambda: [p() for p, good in zip(programs, runs, strict=True) if good], tasks[0][0].mode)
-    broken = isinstance(got, Exception) or any(LoweringError.__name__ in why for why in load.ISLANDS.values())
+    wanted = [outcome(_program(case, sample), None) for case, _, sample in tasks]
+    # Over arguments of their own: what a program has left in them is compared as well.
+    programs = [_program(t[0], t[2]) for t, want in zip(tasks, wanted, strict=True) if not isinstance(want, Exception)]
+    got = outcome(lambda: [program() for program in programs], tasks[0][0].mode)
+    broken = f"among others: {short(got)}" if isinstance(got, Exception) else _broken_row()
     found = iter([] if broken else got)
     for task, want in zip(tasks, wanted, strict=True):
         case, _, sample = task
-        if broken or isinstance(want, Exception):
+        if isinstance(want, Exception):
             yield task, check(case, sample)
-            continue
-        bounds = tolerances(OPS[case.op], case.dtype)
-        text = difference(want, next(found), bounds, case.op not in UNWRITTEN, case.op not in STRIDES)
-        yield task, (check(case, sample) or f"among others: {text}") if text else ""
+        elif broken:
+            text = check(case, sample)
+            yield task, broken if text in ("", "refused", "ill-conditioned") else text
+        elif text := _difference(case, want, next(found)):
+            yield task, check(case, sample) or f"among others: {text}"
+        else:
+            yield task, ""
 
 
 NUDGES = 32  # times that all inputs are moved by a unit in the last place, to see how far that moves eager's results
@@ -206,7 +220,7 @@ _WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.floa
          torch.complex64: torch.complex128}
 
 
-def _is_as_good(info: OpInfo, case: Case, sample: SampleInput, want: list[Any], got: list[Any]) -> bool:
+def _is_as_good(case: Case, sample: SampleInput, want: list[Any], got: list[Any]) -> bool:
     """Where eager itself is off by more than the tolerance: whether our results are about as near to float64's.
 
     (1 - x^2)^-1/2 near 1, say. Measured in the largest error of each result; where eager is nearer by luck, in that of
@@ -232,7 +246,7 @@ def _is_as_good(info: OpInfo, case: Case, sample: SampleInput, want: list[Any], 
         other.input, other.args, other.kwargs = tree_map(
             change, (sample.input, tuple(sample.args), dict(sample.kwargs))
         )
-        return outcome(run(info, other, case.grad, case.chained), None)
+        return outcome(_program(case, other), None)
 
     truth, generator = of(widen), torch.Generator().manual_seed(0)
     if isinstance(truth, Exception):
