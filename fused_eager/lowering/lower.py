@@ -9,13 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
-from fused_eager.fusion_rules.spec import TORCH_DTYPE
 
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
@@ -164,8 +162,9 @@ def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
 
 
 def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) -> jax.Array:
-    """`home` with a gapless part that begins at element `start` overwritten; its view of that part is `g`."""
+    """`home` with a gapless part that begins at element `start` overwritten; its view of that part, of the same dtype,
+    is `g`."""
     if 0 in g.size:
         return home
-    part = filled((math.prod(g.size),), TORCH_DTYPE[np.dtype(home.dtype)], g, value)
+    part = filled((math.prod(g.size),), g.dtype, g, value)
     return overwrite(home.reshape(-1), part, (start,)).reshape(home.shape)

@@ -81,25 +81,20 @@ def _silence() -> Iterator[None]:
 
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
-    if _meta_suffices(op, args, tensors):
-        with _LOCK, _silence():
-            found = _on_meta(op, args, kwargs, tensors)
-        if found is not None:
-            return found
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
     with _LOCK, _silence():
-        return _run(op, args, kwargs, tensors, _FAKE)
+        found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
+        return found or _run(op, args, kwargs, tensors, _FAKE)
 
 
 def _on_meta(
     op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
 ) -> Inferred | Unknown | None:
     device = tensors[0].device if tensors else torch.device("cpu")
-    if kwargs.get("device") is not None:
-        if torch.device(kwargs["device"]) != device:
-            return None  # it makes a tensor elsewhere
-        kwargs = {**kwargs, "device": "meta"}
-    elif not tensors:
+    asked = kwargs.get("device")
+    if asked is not None and torch.device(asked) != device:
+        return None  # it makes a tensor elsewhere
+    if asked is not None or not tensors:
         kwargs = {**kwargs, "device": "meta"}
     found = _run(op, args, kwargs, tensors, torch._C._DisableTorchDispatch(), "meta")
     if isinstance(found, Unknown) or any(s.device.type != "meta" for s in found.fresh):

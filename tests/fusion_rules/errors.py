@@ -14,7 +14,7 @@ import torch
 from fused_eager.fusion_rules.lowering import leaves
 from torch._ops import OpOverload
 
-from .harness import AT_ONCE, Awaited, Results, entered, results_of, to_torch, traced
+from .harness import Awaited, Results, entered, results_of, to_torch, traced
 
 # What a lowering comes to: its results, or the type and message of its first failing check.
 Outcome = tuple[str, str] | list[torch.Tensor]
@@ -30,8 +30,7 @@ def eager(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[str, str] | torch.
 
 def _traced(op: OpOverload, like: Any, args: Any, kwargs: Any) -> Awaited:
     targets = [t for t in leaves([like]) if isinstance(t, torch.Tensor)]
-    wanted = [t.detach().resolve_conj().resolve_neg().clone() for t in targets]
-    return Awaited(str(op), [], wanted, *traced(op, *entered(op, args, kwargs), targets))
+    return traced(op, *entered(op, args, kwargs), targets)
 
 
 def _outcome(a: Awaited, found: Results | Exception) -> Outcome:
@@ -54,11 +53,11 @@ _DUE: dict[Awaited, tuple[str, Callable[[Outcome, list[torch.Tensor]], None]]] =
 
 
 def judged_later(
-    op: OpOverload, like: Any, args: Any, kwargs: Any, judge: Callable[[Outcome, list[torch.Tensor]], None]
+    op: OpOverload, like: Any, args: Any, kwargs: Any, verdict: Callable[[Outcome, list[torch.Tensor]], None]
 ) -> None:
-    """Have `judge` look at the lowering's outcome, and at what `like` is now, at the end of the test."""
+    """Have `verdict` look at the lowering's outcome, and at what `like` is now, at the end of the test."""
     caller = sys._getframe(2)
-    _DUE[_traced(op, like, args, kwargs)] = f"{caller.f_code.co_filename}:{caller.f_lineno}", judge
+    _DUE[_traced(op, like, args, kwargs)] = f"{caller.f_code.co_filename}:{caller.f_lineno}", verdict
 
 
 def judge() -> None:
@@ -69,14 +68,12 @@ def judge() -> None:
     """
     due = dict(_DUE)
     _DUE.clear()
-    asked = list(due)
-    for begin in range(0, len(asked), AT_ONCE):
-        for a, found in results_of(asked[begin : begin + AT_ONCE]):
-            where, verdict = due[a]
-            try:
-                verdict(_outcome(a, found), a.wanted)
-            except Exception as error:
-                raise AssertionError(f"{where}, {a.op}: {error}") from error
+    for a, found in results_of(list(due)):
+        where, verdict = due[a]
+        try:
+            verdict(_outcome(a, found), a.wanted)
+        except Exception as error:
+            raise AssertionError(f"{where}, {a.op}: {error}") from error
 
 
 def forget() -> None:

@@ -9,7 +9,7 @@ import argparse
 import collections
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -103,10 +103,20 @@ def entered(op: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]
         return given, {k: enter(k, v) for k, v in kwargs.items()}
 
 
-def traced(
-    op: Any, given: list[Any], named: dict[str, Any], targets: list[torch.Tensor]
-) -> tuple[Callable[..., Any], list[jax.Array], list[Check]]:
-    """An op's lowering for results like `targets`, traced: a function, its arguments, and the checks it asks for.
+@dataclass(frozen=True, eq=False)
+class Awaited:
+    """A lowering that has been traced and not run yet: what it is of, what eager returned, and what it checks."""
+
+    op: str
+    wanted: list[torch.Tensor]
+    run: Callable[..., Any]
+    arrays: list[jax.Array]
+    checks: list[Check]
+    shown: Sequence[Any] = ()  # the arguments, to be told of
+
+
+def traced(op: Any, given: list[Any], named: dict[str, Any], targets: list[torch.Tensor]) -> Awaited:
+    """An op's lowering on entered arguments, for results like `targets`, traced.
 
     What has been traced is kept for a while: samples of an op often differ in values alone, and their gradients are
     the same few ops.
@@ -118,19 +128,8 @@ def traced(
         specs = tuple(spec_of(t) for t in targets)
         run, checks = _compiled(op, tree, constants, tuple(a.aval for a in arrays), specs)
         run.trace(*arrays)  # type: ignore[attr-defined]
-    return run, arrays, checks
-
-
-@dataclass(frozen=True, eq=False)
-class Awaited:
-    """A lowering that has been traced and not run yet: what it is of, what eager returned, and what it checks."""
-
-    op: str
-    shown: list[Any]
-    wanted: list[torch.Tensor]
-    run: Callable[..., Any]
-    arrays: list[jax.Array]
-    checks: list[Check]
+    wanted = [t.detach().resolve_conj().resolve_neg().clone() for t in targets]
+    return Awaited(str(op), wanted, run, arrays, checks)
 
 
 # Results, and of each check whether it is bad and the value that it is about.
@@ -139,10 +138,15 @@ AT_ONCE = 32
 
 
 def results_of(awaited: Sequence[Awaited]) -> Iterator[tuple[Awaited, Results | Exception]]:
-    """Run up to 32 lowerings, compiled together: each takes a sixth of what it would take by itself.
+    """Run lowerings, up to 32 compiled together: each takes a sixth of what it would take by itself.
 
     One that comes several times, with other values, is compiled once and run several times.
     """
+    for begin in range(0, len(awaited), AT_ONCE):
+        yield from _together(awaited[begin : begin + AT_ONCE])
+
+
+def _together(awaited: Sequence[Awaited]) -> Iterator[tuple[Awaited, Results | Exception]]:
     rounds: list[dict[Callable[..., Any], Awaited]] = []
     for a in awaited:
         free = next((r for r in rounds if a.run not in r), None)
@@ -150,6 +154,9 @@ def results_of(awaited: Sequence[Awaited]) -> Iterator[tuple[Awaited, Results | 
             rounds.append(free := {})
         free[a.run] = a
     runs = list(rounds[0])
+    if len(runs) == 1:  # it is kept, as a function made for several is not
+        yield from [(a, _alone(a)) for a in awaited]
+        return
     together = jax.jit(lambda groups: [run(*group) for run, group in zip(runs, groups, strict=True)])
     for some in rounds:
         try:
@@ -209,8 +216,7 @@ class LoweringCheck(TorchDispatchMode):
         except Exception as error:  # a broken row is this harness's finding, whatever it raises
             self._problems.append((str(func), f"{type(error).__name__}: {str(error)[:300]}"))
             return out
-        wanted = [t.detach().resolve_conj().resolve_neg().clone() for t in targets]
-        self._awaited.append(Awaited(str(func), shown, wanted, *found))
+        self._awaited.append(replace(found, op=str(func), shown=shown))
         if len(self._awaited) == AT_ONCE:
             self._compare()
         return out
@@ -231,7 +237,7 @@ class LoweringCheck(TorchDispatchMode):
         """Run the lowerings that are awaited, and compare what they return with what eager has returned."""
         awaited, self._awaited = self._awaited, []
         with _disable_current_modes():
-            for a, found in results_of(awaited) if awaited else ():
+            for a, found in results_of(awaited):
                 if isinstance(found, Exception):
                     self._problems.append((a.op, f"{type(found).__name__}: {str(found)[:300]}"))
                     continue
