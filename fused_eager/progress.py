@@ -15,24 +15,32 @@ FIRST, EVERY = 1.0, 10.0  # seconds
 def waiting(what: str | Callable[[], str], enabled: bool = True) -> Iterator[None]:
     """While the body runs, write `what` and the time it has taken to stderr: after one second, then every ten.
 
-    Where it is a function, that is asked each time.
+    Where it is a function, that is asked each time. Where no thread can be had any more, nothing is written.
     """
     if not enabled:
         yield
         return
-    started = time.perf_counter()
     done = threading.Event()
 
     def tell() -> None:
-        pause = FIRST
-        while not done.wait(pause):
-            now = what if isinstance(what, str) else what()
-            print(f"fused_eager: {now}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr, flush=True)
-            pause = EVERY
+        until(done.wait, what)
 
     teller = threading.Thread(target=tell, daemon=True, name="fused-eager progress")
-    teller.start()
+    try:
+        teller.start()
+    except RuntimeError:  # the interpreter ends; or the system has no more threads, and this is no reason to fail
+        pass
     try:
         yield
     finally:
         done.set()
+
+
+def until(done: Callable[[float], bool], what: str | Callable[[], str]) -> None:
+    """Wait for `done(seconds)`, which waits so long at most and says whether that was enough, and write as `waiting`
+    does. Takes no thread: from Python 3.12 on none begins at the end of a process."""
+    started, pause = time.perf_counter(), FIRST
+    while not done(pause):
+        now = what if isinstance(what, str) else what()
+        print(f"fused_eager: {now}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr, flush=True)
+        pause = EVERY

@@ -73,3 +73,24 @@ def test_what_is_told_may_change_while_it_lasts(told: threading.Event, capsys: p
         assert told.wait(30)
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert "looking it up, " in first and "waiting for another process, " in second
+
+
+def test_the_body_runs_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ran = []
+    with progress.waiting("the end of a process"):
+        ran.append(1)
+    assert ran
+
+
+def test_a_wait_without_a_thread_is_told_too(
+    told: threading.Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.threading, "Thread", None)
+    answers = iter([False, False, True])
+    progress.until(lambda seconds: next(answers), "the last compilation")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("fused_eager: the last compilation, ") for line in lines)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from fused_eager.cache.background import Writer
 
+from .. import progress
 from ..bounded import Bounded
 from ..choosing.hotness import Spell
 from ..log.events import LOG
-from ..progress import waiting
 
 if TYPE_CHECKING:
     from ..running.load import Ready
@@ -157,8 +157,7 @@ class Queue:
     def wait(self) -> None:
         """Return when everything that was asked for is compiled."""
         if self._writer is not None and self._open:
-            with waiting("compiling in the background"):
-                self._writer.flush(threading.TIMEOUT_MAX)
+            progress.until(self._writer.flush, "compiling in the background")
 
     def _finished(self) -> None:
         with self._lock:
@@ -175,9 +174,8 @@ class Queue:
         """
         self.closing = True
         if self._open:
-            with waiting("finishing the compilation that XLA is at"):
-                assert self._writer is not None
-                self._writer.flush(threading.TIMEOUT_MAX)
+            assert self._writer is not None
+            progress.until(self._writer.flush, "finishing the compilation that XLA is at")
 
     def forget(self) -> None:
         """In a forked child: the thread is not there, and nothing is compiled."""
