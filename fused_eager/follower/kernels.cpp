@@ -219,6 +219,7 @@ struct Kernel final : c10::OperatorKernel {
     if (in_spell || (settings.measures && is_true(R.pace.native.of(pace))))
       return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
     if (treatment == VIEW) return Way::NATIVE;
+    if (!writes_list && settings.allows_islands && passes_elsewhere(given)) return Way::NATIVE;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
     const Alone alone;
     if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
@@ -228,6 +229,28 @@ struct Kernel final : c10::OperatorKernel {
     lesson.arguments.assign(given.begin(), given.end());
     lesson.stream = std::move(held);
     return Way::PYTHON;
+  }
+
+  // Whether all tensors lie on a device that is not fused; then it is counted (`recording.elsewhere`).
+  bool passes_elsewhere(Arguments given) const {
+    const at::Tensor* one = nullptr;
+    const auto is_away = [&one](const IValue& a) {
+      if (!is_defined(a) || is_wrapped(a)) return true;
+      one = &a.toTensor();
+      return !one->is_cpu();
+    };
+    for (const IValue& a : given) {
+      if (!holds_tensors(a)) {
+        if (!is_away(a)) return false;
+        continue;
+      }
+      for (const IValue& item : a.toListRef())
+        if (!is_away(item)) return false;
+    }
+    if (one == nullptr) return false;
+    const Ref device = checked(PyUnicode_FromString(one->device().str().c_str()));
+    checked(PyObject_CallFunctionObjArgs(R.passed_elsewhere, info, device.get(), nullptr));
+    return true;
   }
 
   bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack) const {
@@ -374,6 +397,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   R.open_native = names.kept("open_native");
   R.must_stay = names.kept("must_stay");
   R.is_awaited = names.kept("is_awaited");
+  R.passed_elsewhere = names.kept("passed_elsewhere");
   R.release_buffer = names.kept("release_buffer");
   R.with_scalars = names.kept("with_scalars");
   R.treatment_of = names.kept("treatment_of");

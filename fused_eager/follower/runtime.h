@@ -47,7 +47,7 @@ struct Runtime {
   PyObject* site = nullptr;     // the names of that module
   PyObject *acquire = nullptr, *release = nullptr;  // the runtime's lock
   PyObject *native_input = nullptr, *open_native = nullptr, *must_stay = nullptr, *release_buffer = nullptr;
-  PyObject *is_awaited = nullptr, *with_scalars = nullptr;
+  PyObject *is_awaited = nullptr, *with_scalars = nullptr, *passed_elsewhere = nullptr;
   PyObject *treatment_of = nullptr, *settings_of = nullptr, *is_internal = nullptr, *count = nullptr;
   int64_t flags_at = 0;       // of the three flags in `StorageImpl` by which a storage is trapped
   void* unwritten = nullptr;  // where the addresses without memory begin

@@ -17,7 +17,7 @@ from ..follower.build import NAME
 from ..log import site
 from ..log.events import LOG
 from ..memory import buffers, trap, unwritten
-from ..recording import native, pending
+from ..recording import elsewhere, native, pending
 from ..running import run
 from ..tracing.opinfo import Kind, OpInfo, info_of
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
@@ -74,6 +74,7 @@ def load(path: Path) -> ModuleType:
         open_native=pending.open_native,
         must_stay=native.must_stay,
         is_awaited=native.is_awaited,
+        passed_elsewhere=elsewhere.passed,
         release_buffer=buffers.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,

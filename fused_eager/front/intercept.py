@@ -22,7 +22,7 @@ from ..log import site
 from ..log.events import LOG
 from ..log.reasons import OUTSIDE, Reason
 from ..memory.buffers import LOCK
-from ..recording import native, record
+from ..recording import elsewhere, native, record
 from ..recording.native import nothing_is_pending
 from ..running import choices, run
 from ..tracing.allowance import ALLOWANCE, limits
@@ -149,6 +149,14 @@ class FrontDoor(StepsAside):
             return native.run_through(stream, info, args, kwargs, "region.native")
         if stream.pace.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
+        device = elsewhere.device_of(args, kwargs)
+        if device:
+            out = elsewhere.run(config, info, args, kwargs, device)
+            if mode == "debug":
+                elsewhere.wait(device)
+                if config.check_nan:
+                    _find_nan(info, args, kwargs, out)
+            return out
         before = len(stream.nodes)
         begun = ALLOWANCE.begin(stream)
         out = record.record(stream, info, args, kwargs)
@@ -311,7 +319,7 @@ def _find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None
 
     def has_nan(tree: Any) -> bool:
         for t in native.leaves(tree):
-            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()):
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) and not t.is_meta:
                 native.settle([t], Reason("sync.value", "check_nan"))
                 if not torch.isfinite(t).all():
                     return True

@@ -67,6 +67,7 @@ class EventLog:
     asked: bool = False
     owed: collections.deque[Callable[[], Event]] = field(default_factory=collections.deque)
     paying: threading.RLock = field(default_factory=threading.RLock)
+    volume: object = field(default_factory=object)  # another one once it has been cleared
 
     @property
     def is_wanted(self) -> bool:
@@ -154,6 +155,7 @@ class EventLog:
 
     def clear(self) -> None:
         """Forget everything: the next report starts here."""
+        self.volume = object()
         self.owed.clear()
         with self.lock:
             self.kinds.clear()

@@ -177,6 +177,7 @@ CODES: dict[str, Code] = {
 
 
 OUTSIDE = "is active outside the context and sees each op"  # after the name of a mode: why an op runs natively
+ELSEWHERE = "is not fused: only what lies in the host's memory is"  # after the name of a device
 
 
 @dataclass(frozen=True, slots=True)

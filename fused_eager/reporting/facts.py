@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..log.events import Event
+from ..log.reasons import ELSEWHERE
 from .reading import Process
 from .rows import Built, Compile, Cut, Island, Line, Region, Sync
 
@@ -76,6 +77,15 @@ class Facts:
     def again(self) -> list[Compile]:
         """Compilations of ops that had been compiled before in another form."""
         return [c for c in self.compiles if c.cause != "first"]
+
+    @property
+    def elsewhere(self) -> dict[str, int]:
+        """Ops on each device that is not fused."""
+        out: collections.Counter[str] = collections.Counter()
+        for island in self.islands:
+            if island.reason.endswith(ELSEWHERE):
+                out[island.reason.removesuffix(ELSEWHERE).strip()] += island.count
+        return dict(out)
 
     @property
     def forms(self) -> list[Compile]:
@@ -264,7 +274,7 @@ class Adder:
             island = self._islands[where] = Island(*where)
             self.facts.islands.append(island)
             self._islands_at.setdefault((d["op"], d["site"]), []).append(island)
-        island.count += 1
+        island.count += d.get("times", 1)
 
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = ""

@@ -243,6 +243,7 @@ KINDS: dict[str, Kind] = {
                 Field("op", "text", "the ATen overload"),
                 Field("reason", "text", "why, in words"),
                 Field("site", "text", "the line"),
+                Field("times", "integer", "how often, where several are told of together; else it is missing"),
             ),
         ),
         Kind(

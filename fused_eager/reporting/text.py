@@ -84,6 +84,8 @@ def facts_lines(f: Facts) -> list[str]:
             f"not kept: {len(f.refused)} regions, which the next process will have to compile again; "
             f"{first['region']}: {first['detail']}"
         )
+    for device, ops in f.elsewhere.items():
+        lines.append(f"elsewhere: {ops} ops ran natively on {device}, which is not fused")
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
     donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
     scratch = sum(r.data.get("scratch_bytes", 0) * r.count for r in f.regions)

@@ -92,12 +92,16 @@ def shape_of(t: Tensor) -> torch.Size | None:
         return None
 
 
+def _kind(t: Tensor) -> str:
+    return "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+
+
 def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
     """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
     kind = type(a)
     if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
         if not a.is_cpu or a.layout is not STRIDED or a.is_nested:
-            raise Foreign(f"a tensor is {a.layout} on {a.device}")
+            raise Foreign(f"a tensor is on {a.device}" if not a.is_cpu else f"a tensor is {_kind(a)}")
         try:
             key += (a.shape, a.stride(), a.dtype)
         except RuntimeError as error:

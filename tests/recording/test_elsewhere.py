@@ -1,0 +1,105 @@
+"""What lies on a device that is not fused goes to torch at once, and the report says so. `meta` stands for all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fused_eager import IslandRefused, expect, follower, fused_eager, report
+from fused_eager.errors import BudgetExceeded
+from fused_eager.follower import build
+from fused_eager.log.events import LOG
+from fused_eager.recording import elsewhere
+from tests.streams import forget_pending, open_stream
+
+FOLLOWERS = ["python", pytest.param("compiled", marks=pytest.mark.skipif(bool(build.obstacle()), reason="no compiler"))]
+X = torch.ones(4, 4, device="meta")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    forget_pending()
+    LOG.clear()
+
+
+def count() -> int:
+    return report().facts.elsewhere.get("meta", 0)
+
+
+@pytest.mark.parametrize("who", FOLLOWERS)
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_each_op_is_counted_once(mode: str, who: str) -> None:
+    with fused_eager(mode=mode, follower=who):
+        for _ in range(100):
+            y = torch.mm(X, X) + 1.5
+            torch._foreach_add_([y, y], 1.0)
+        assert count() == 300
+        torch.mm(X, X)
+    assert count() == 301
+    LOG.clear()
+    with fused_eager(mode=mode, follower=who):
+        torch.mm(X, X)
+    assert count() == 1
+    assert y.is_meta and y.shape == (4, 4)
+    assert "1 ops ran natively on meta, which is not fused" in str(report())
+
+
+@pytest.mark.parametrize("who", FOLLOWERS)
+def test_what_is_pending_stays_so(who: str) -> None:
+    with fused_eager(follower=who):
+        pending = torch.ones(3) * 2
+        for _ in range(3):
+            torch.mm(X, X)
+            torch.cat([X, X]).mul_(2).uniform_()
+        assert len(open_stream().nodes) == 2
+        # One on the host and one elsewhere: torch says what is wrong, as in eager, and nothing is lost.
+        with pytest.raises(RuntimeError, match="on device meta is not on the expected device cpu"):
+            torch.ones(4, 4) * 2 + X
+        assert pending.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
+def test_where_there_is_a_compiled_follower_they_do_not_reach_python() -> None:
+    with fused_eager(follower="compiled"):
+        torch.mm(X, X)
+        before = follower.ways()
+        for _ in range(10):
+            torch.mm(X, X).relu_()
+        python, aten, followed = (b - a for a, b in zip(before, follower.ways(), strict=True))
+    assert (python, aten, followed) == (0, 20, 0)
+
+
+@pytest.mark.parametrize("who", FOLLOWERS)
+def test_each_is_told_with_its_line_to_whoever_listens(who: str) -> None:
+    with pytest.raises(BudgetExceeded) as raised, expect(max_islands=3), fused_eager(follower=who):
+        for _ in range(4):
+            torch.mm(X, X)
+    assert "4 ops ran natively; allowed: 3" in str(raised.value)
+    assert "test_elsewhere.py:" in str(raised.value) and "meta is not fused" in str(raised.value)
+
+
+@pytest.mark.parametrize("who", FOLLOWERS)
+def test_they_are_refused_where_islands_are(who: str) -> None:
+    with (
+        fused_eager(follower=who, islands="refuse"),
+        pytest.raises(IslandRefused, match=r"mm.*test_elsewhere\.py:.*meta"),
+    ):
+        torch.mm(X, X)
+
+
+def test_debug_mode_finds_no_nan_where_there_are_no_values() -> None:
+    with fused_eager(mode="debug", check_nan=True):
+        assert torch.mm(X, X).is_meta
+    assert count() == 1
+
+
+def test_debug_mode_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    with fused_eager(mode="debug"):
+        torch.mm(X, X)
+    assert waited == [torch.device("meta")]
+    waited.clear()
+    elsewhere.wait("cpu")
+    assert not waited
