@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax._src.interpreters import pxla
 
 # Traces and arrays with 64-bit numbers; before jax 0.8 it was elsewhere.
 _jax = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
@@ -31,6 +32,17 @@ _UNKNOWN = re.compile("No such compile option|While setting option")
 def device() -> Any:
     """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
     return jax.devices("cpu")[0]
+
+
+def let_go(traced: jax.stages.Traced) -> None:
+    """Have JAX forget a function that was traced with `keep_unused` and has been lowered.
+
+    From 0.11 on a cache of its own, made to forget what nobody holds, holds that itself: what it remembers of such a
+    function is the function. With it stays all that was made of it, the executable too.
+    """
+    forget = getattr(getattr(pxla, "_dce_jaxpr", None), "evict_weakref", None)
+    if forget is not None:
+        forget(traced.jaxpr)
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:

@@ -129,7 +129,9 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         traced, blocks = function, ""
         if row_blocks.may_gain(avals, _is_pointwise(nodes, region)):
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
-        lowered = jax.jit(traced, donate_argnums=donated, keep_unused=True).lower(*avals)
+        jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
+        lowered = jitted.lower()
+        xla.let_go(jitted)
         tracing = time.perf_counter() - started
         compiled = xla.compiled(lowered)
     loaded, portable = settle(lowered, compiled)

@@ -31,7 +31,7 @@ from .strip import strip
 
 _xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
-STRIPPED_WITH = ("0.6.2", "0.10.2")  # versions of jaxlib with which all tests of stripped executables have run
+STRIPPED_WITH = ("0.6.2", "0.10.2", "0.11.2", "0.12.0.1")  # versions of jaxlib with which all tests of it have run
 
 
 @dataclass(frozen=True, slots=True)

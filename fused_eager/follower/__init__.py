@@ -1,4 +1,4 @@
-"""The compiled follower: ops that come again are followed in C++ (`kernels.cpp`), where there is a compiler.
+"""The compiled follower: ops that come again are followed in C++ (`kernels.h`), where there is a compiler.
 
 It does what `recording.follow` does, on the same objects, in a quarter of the time; what it declines goes to Python,
 which stays the whole truth about recording. It is built once, in the background (`build`), and taken up
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from .. import progress
 from ..choosing import pace
@@ -50,6 +52,22 @@ def status() -> str:
 def ways() -> tuple[int, int, int]:
     """How many ops of this process went to Python, to ATen without Python, and were followed in C++."""
     return (0, 0, 0) if _STATE.module is None else _STATE.module.ways()
+
+
+def reader(original: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What calls `original`, a method that reads a number, and notices that; None where ops are not followed in C++."""
+    return None if _STATE.module is None else _STATE.module.reader(original)
+
+
+def overlook(until: float) -> float:
+    """Till when reads of this thread are counted and no more, by the clock of `time.perf_counter`; returns till when
+    they have been."""
+    return 0.0 if _STATE.module is None else _STATE.module.overlook(until)
+
+
+def overlooked() -> int:
+    """How many reads of this thread were counted and no more since this was asked last."""
+    return 0 if _STATE.module is None else _STATE.module.overlooked()
 
 
 def enter(config: Config) -> None:
@@ -107,7 +125,7 @@ def _build() -> None:
 
 
 def _take_up() -> None:
-    from ..front import connection
+    from ..front import connection, guards
 
     began = time.perf_counter()
     try:
@@ -117,6 +135,7 @@ def _take_up() -> None:
         _tell("failed", time.perf_counter() - began)
         return
     _STATE.attending, _STATE.why = False, ""
+    guards.renew()  # readers are made in C++ from now on
     pace.forget()  # what was measured with Python's follower
     _tell("taken up", time.perf_counter() - began)
 
@@ -131,4 +150,15 @@ def close() -> None:
         _STATE.module.open(False)
 
 
-__all__ = ["FollowerUnavailable", "attend", "close", "enter", "is_open", "status", "ways"]
+__all__ = [
+    "FollowerUnavailable",
+    "attend",
+    "close",
+    "enter",
+    "is_open",
+    "overlook",
+    "overlooked",
+    "reader",
+    "status",
+    "ways",
+]

@@ -25,7 +25,7 @@ from fused_eager.cache.local import default_root
 from ..errors import FusedEagerError
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
-MAIN = "kernels.cpp"
+MAIN = "module.cpp"
 NAME = "fused_eager_follower"
 PATIENCE = 300.0  # seconds after which a build is taken for dead
 

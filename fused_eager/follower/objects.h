@@ -10,6 +10,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -87,6 +88,10 @@ inline int64_t number(PyObject* object) {
   const auto value = PyLong_AsLongLong(object);
   if (value == -1 && PyErr_Occurred()) raise();
   return value;
+}
+
+inline double monotonic() {  // `time.monotonic`, and `time.perf_counter` on Linux
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // A slot of a class with `__slots__`, at its place in the object.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import quiet
+from .. import follower, quiet
 from ..choosing.pace import Turn
 from ..choosing.stretch import FACTOR, Place, Steady
 from ..choosing.whole import TIMED
@@ -128,6 +128,7 @@ class StepsAside(TorchDispatchMode):
             self._below, self._until, self._left = modes[: modes.index(self)], until, time.perf_counter()
             self.aside, self._looks = True, 0
             self.unseen.update(dict.fromkeys(self.unseen, 0))
+            follower.overlooked()
             self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
             quiet.restack([mode for mode in modes if mode is not self])
 
@@ -141,6 +142,7 @@ class StepsAside(TorchDispatchMode):
     def stood_aside(self, turn: Turn) -> None:
         """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
         now, turns, same = time.perf_counter(), self._turns, True
+        self.unseen["read"] += follower.overlooked()
         ended, self.unseen[turn] = 1 + self.unseen[turn], 0
         if turns.kind == "entry":
             turns.kind = turn
@@ -155,7 +157,11 @@ class StepsAside(TorchDispatchMode):
             self.come_back()
         else:
             self._looks += 1
-            self.blind_until = now + GLANCE if self._looks >= LOOKED_AT else 0.0
+            self._overlook(now + GLANCE if self._looks >= LOOKED_AT else 0.0)
+
+    def _overlook(self, until: float) -> None:
+        self.blind_until = until
+        follower.overlook(until)
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
@@ -172,7 +178,9 @@ class StepsAside(TorchDispatchMode):
         self._turns.count, self._left = 0, now
 
     def _return(self) -> None:
-        self._below, self.aside, self.blind_until = None, False, 0.0
+        self._below, self.aside = None, False
+        self._overlook(0.0)
+        self.unseen["read"] += follower.overlooked()
         self._turns.count += self.unseen[self._turns.kind]
         self._tell()
         self.stream.pace.resume(self._turns.usual, self._turns.middle)

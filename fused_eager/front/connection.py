@@ -22,9 +22,9 @@ from ..running import run
 from ..tracing.opinfo import Kind, OpInfo, info_of
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from ..tracing.trace import Step
-from . import intercept
+from . import intercept, readers
 
-# The numbers are those of `Treatment` in kernels.cpp. What is not here goes to Python.
+# The numbers are those of `Treatment` in kernels.h. What is not here goes to Python.
 VIEW, COMPUTE, NATIVE_AT_MOST, READ = 1, 2, 3, 4
 TREATMENT = {
     Kind.VIEW: VIEW,
@@ -81,6 +81,7 @@ def load(path: Path) -> ModuleType:
         settings_of=settings_of,
         is_internal=site.is_internal,
         count=LOG.count,
+        was_read=readers.was_read,
         flags_at=trap.FLAGS_AT,
         unwritten=unwritten.address(),
         unwritten_least=unwritten.LEAST,

@@ -29,7 +29,7 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, readers
+from . import aside, collecting, readers
 from .intercept import passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
@@ -221,9 +221,20 @@ def install() -> None:
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
         _undo.append(readers.meet_composites())
+        _undo.append(collecting.watch())
         _undo.append(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
+
+
+def renew() -> None:
+    """Make the readers of numbers anew, as the compiled follower can be had from now on."""
+    with _lock:
+        for name in readers.NUMBERS:
+            known = _made.pop((torch.Tensor, name), None)
+            if known is not None and _users:
+                _made[torch.Tensor, name] = known[0], readers.noticing(known[0])
+                setattr(torch.Tensor, name, _made[torch.Tensor, name][1])
 
 
 def uninstall() -> None:

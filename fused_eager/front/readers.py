@@ -177,6 +177,9 @@ def _was_read(waited: bool) -> None:
 
 def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
     """What calls `original`, which reads one number, and notices that this has been read."""
+    made = follower.reader(original)
+    if made is not None:
+        return functools.update_wrapper(made, original)
 
     @functools.wraps(original)
     def read(self: torch.Tensor, *wrong: Any) -> Any:  # loops that do little else feel each argument that may come
@@ -194,6 +197,13 @@ def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+def was_read() -> None:
+    """A number was read in C++ and not overlooked."""
+    door = THREAD.door
+    if door is not None and not door.hidden:
+        aside.read(door)
+
+
 def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function` without this thread's front door."""
     door = current_door()
@@ -202,7 +212,11 @@ def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     door.hidden = True
     try:
         if door.aside:
-            return function(*args, **kwargs)
+            until = follower.overlook(0.0)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                follower.overlook(until)
         with without(door):
             return function(*args, **kwargs)
     finally:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
+from .. import follower
 from ..config import Config
 from ..log.reasons import Reason
 from ..memory.buffers import LOCK
@@ -63,9 +64,11 @@ def _lent(lender: FrontDoor) -> Iterator[None]:
     with nullcontext() if ended is None else without(ended):
         door.__enter__()
         THREAD.door, THREAD.configs, THREAD.writers = door, [config], [None]
+        until = follower.overlook(0.0)
         try:
             yield
         finally:
+            follower.overlook(until)
             THREAD.door, THREAD.configs, THREAD.writers = before
             with LOCK:
                 lender.lent.discard(door)

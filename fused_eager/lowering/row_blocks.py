@@ -39,6 +39,7 @@ from fused_eager.fusion_rules.rowwise import (
 )
 from fused_eager.fusion_rules.steps import largest_divisor
 
+from ..xla import device
 from .stages import Stages, planned
 from .straight_line import Program, Step, flatten, without_repeats
 
@@ -177,7 +178,7 @@ def may_gain(arguments: Sequence[jax.ShapeDtypeStruct], is_pointwise: bool) -> b
     it is not: XLA:CPU cuts no loop inside of another for them (two threads, the same layer norm: 24 ms as it is, 27 in
     blocks)."""
     least = STAGED if is_pointwise else LARGE
-    return jax.default_backend() == "cpu" and threads() == 1 and any(_nbytes(a) >= least for a in arguments)
+    return device().platform == "cpu" and threads() == 1 and any(_nbytes(a) >= least for a in arguments)
 
 
 def _nbytes(aval: Any) -> int:

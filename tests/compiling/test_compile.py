@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
+import jax
 import pytest
 import torch
 
@@ -92,6 +95,21 @@ def test_names_say_where_the_ops_came_from() -> None:
     n = node(1, [0])
     n.place = (test_names_say_where_the_ops_came_from.__code__, 7)
     assert region_name([n], region([n], 1)) == f"1 ops from {__file__}:7"
+
+
+def test_jax_keeps_nothing_of_a_region_that_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0.11 on it would: the function, and XLA's program and executable with it, beside the one that is called."""
+    traced: list[weakref.ref[object]] = []
+    let_go = xla.let_go
+
+    def noted(one: jax.stages.Traced) -> None:
+        traced.append(weakref.ref(one.jaxpr))
+        let_go(one)
+
+    monkeypatch.setattr(xla, "let_go", noted)
+    compiled([node(1, [0]), node(2, [1], aten.neg.default)], 2)
+    gc.collect()
+    assert [one() for one in traced] == [None]
 
 
 def test_an_option_that_jaxlib_does_not_know_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -511,7 +511,7 @@ def test_one_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_it_is_made_of_is_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in build.SOURCES}
-    assert names == {"follow.h", "kernels.cpp", "objects.h", "runtime.h", "step.h"}
+    assert names == {"follow.h", "kernels.h", "module.cpp", "objects.h", "reads.h", "runtime.h", "step.h"}
     before = build.digest()
     monkeypatch.setenv("CXX", "another")
     build.digest.cache_clear()
@@ -545,8 +545,9 @@ def test_the_cost_of_following_is_measured_of_who_follows(
     assert all(float(figure) > 0 for line in lines[1:] for figure in line[42:].split())
 
 
+@pytest.mark.parametrize("who", ["python", "compiled"])
 @pytest.mark.parametrize("native", ["never", "measured"])
-def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native: str) -> None:
+def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native: str, who: str) -> None:
     class Last:
         """Part of a cycle: only the collector ends it."""
 
@@ -564,7 +565,7 @@ def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native:
     total, w, threshold = torch.zeros(3), torch.ones(50), gc.get_threshold()
     gc.set_threshold(20)
     try:
-        with fused_eager(native=native, follower="compiled"):
+        with fused_eager(native=native, follower=who):
             for step in range(300):
                 Last(torch.full((3,), 1.0) + 1 - 1, total)
                 for _ in range(4):

@@ -5,13 +5,13 @@
 // is pending, and the op that came next last time is followed. Anything else, and everything where other modes or none
 // are on the stack, takes torch's way into Python as it would without these kernels.
 
+#pragma once
+
 #include "follow.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
-
-#include <chrono>
 
 namespace fused_eager {
 namespace {
@@ -103,10 +103,6 @@ bool is_finished_number(const at::Tensor& t) {
   return found(R.table, checked(address_of(t.storage().unsafeGetStorageImpl())).get()) == nullptr;
 }
 
-double monotonic() {  // `time.monotonic`
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 enum class Way { PYTHON, NATIVE, FOLLOWED };
 int64_t taken[3] = {0, 0, 0};  // how often each way was gone, by the ops of our front doors
 
@@ -144,6 +140,14 @@ class Uncollected {
   bool held_ = false;
 };
 
+// From Python 3.12 on a collection that is due is run by the interpreter when it looks up next: held off by then, and in
+// the middle of an op.
+void collect_if_due() {
+#if PY_VERSION_HEX >= 0x030C0000
+  checked(PyErr_CheckSignals());
+#endif
+}
+
 // Adds the time of an op to what its front door is told to measure (`compiling.measuring`), unless Python does so.
 class Timed {
  public:
@@ -177,6 +181,7 @@ struct Kernel final : c10::OperatorKernel {
       const auto mode = c10::impl::TorchDispatchModeTLS::get_stack_at(0);
       PyObject* door = mode->ptr(getPyInterpreter());
       if (PyObject_TypeCheck(door, R.front_door)) {
+        collect_if_due();
         uncollected.begin();
         const Timed timed(door);
         way = decide(op, door, *stack, lesson);
@@ -322,45 +327,6 @@ struct Kernel final : c10::OperatorKernel {
   }
 };
 
-// ---- the module ---------------------------------------------------------------------------------------------------
-
-struct Names {  // the keyword arguments of `connect`
-  PyObject* given;
-  PyObject* of(const char* name) const {
-    PyObject* value = PyDict_GetItemString(given, name);
-    if (value == nullptr) throw std::runtime_error(std::string("connect: no ") + name);
-    return value;
-  }
-  PyObject* kept(const char* name) const {
-    PyObject* value = of(name);
-    Py_INCREF(value);
-    return value;
-  }
-};
-
-void find_slots(const Names& names) {
-  PyObject* type = names.of("Buffer");
-  R.buffer = {{type, "array"}, {type, "born_native"}, {type, "cdata"}, {type, "epoch"}, {type, "error"},
-              {type, "home"}, {type, "origin"}, {type, "previous"}, {type, "storage"}, {type, "stream"},
-              {type, "vacant"}, {type, "vid"}};
-  type = names.of("Stream");
-  R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "inputs"},
-              {type, "natives"}, {type, "nodes"}, {type, "pace"}, {type, "pending"}, {type, "reads"}, {type, "spell"},
-              {type, "unfinished"}, {type, "vids"}, {type, "witnessed"}};
-  type = names.of("Step");
-  R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
-            {type, "operands"}, {type, "then"}, {type, "vids"}, {type, "warm"}};
-  type = names.of("Node");
-  R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
-  type = names.of("Pace");
-  R.pace = {{type, "native"}, {type, "stepping"}, {type, "waiting"}};
-  type = names.of("DeviceInput");
-  R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
-  R.native_vid = {names.of("NativeInput"), "vid"};
-  type = names.of("Spell");
-  R.spell = {{type, "due"}, {type, "left"}};
-}
-
 // Kernels for all of `aten`, for as long as the process lives: torch has no lock between an op's dispatch and a change
 // of its table, so that is done once and early, where a context is entered.
 void register_kernels() {
@@ -379,62 +345,5 @@ void register_kernels() {
   }
 }
 
-PyObject* connect(PyObject*, PyObject*, PyObject* given) {
-  HANDLE_TH_ERRORS
-  const Names names{given};
-  find_slots(names);
-  R.front_door = reinterpret_cast<PyTypeObject*>(names.kept("FrontDoor"));
-  R.place_type = reinterpret_cast<PyTypeObject*>(names.kept("Place"));
-  R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("Buffer"));
-  R.device_input_type = reinterpret_cast<PyTypeObject*>(names.kept("DeviceInput"));
-  R.table = names.kept("table");
-  R.streams = names.kept("streams");
-  R.backlog = names.kept("backlog");
-  R.site = names.kept("site");
-  R.acquire = names.kept("acquire");
-  R.release = names.kept("release");
-  R.native_input = names.kept("native_input");
-  R.open_native = names.kept("open_native");
-  R.must_stay = names.kept("must_stay");
-  R.is_awaited = names.kept("is_awaited");
-  R.passed_elsewhere = names.kept("passed_elsewhere");
-  R.release_buffer = names.kept("release_buffer");
-  R.with_scalars = names.kept("with_scalars");
-  R.treatment_of = names.kept("treatment_of");
-  R.settings_of = names.kept("settings_of");
-  R.is_internal = names.kept("is_internal");
-  R.count = names.kept("count");
-  R.flags_at = number(names.of("flags_at"));
-  R.unwritten = PyLong_AsVoidPtr(names.of("unwritten"));
-  R.unwritten_least = number(names.of("unwritten_least"));
-  R.unwritten_most = number(names.of("unwritten_most"));
-  register_kernels();
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* open(PyObject*, PyObject* whether) {
-  R.open = whether == Py_True;
-  Py_RETURN_NONE;
-}
-
-PyObject* ways(PyObject*, PyObject*) {
-  return Py_BuildValue("LLL", (long long)taken[0], (long long)taken[1], (long long)taken[2]);
-}
-
-PyMethodDef METHODS[] = {
-    {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(connect)), METH_VARARGS | METH_KEYWORDS,
-     "Find the runtime's objects and register the kernels; once in a process."},
-    {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},
-    {"ways", ways, METH_NOARGS, "How many ops of front doors went to Python, to ATen at once, and were followed."},
-    {nullptr, nullptr, 0, nullptr}};
-
-PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "fused_eager_follower", "See kernels.cpp.", -1, METHODS, nullptr, nullptr, nullptr, nullptr};
-
 }  // namespace
 }  // namespace fused_eager
-
-extern "C" __attribute__((visibility("default"))) PyObject* PyInit_fused_eager_follower() {
-  return PyModule_Create(&fused_eager::MODULE);
-}
