@@ -35,7 +35,7 @@ def _around(phase: str, info: dict[str, Any]) -> None:
         if door is None or door.aside or door.hidden or not gc.isenabled() or door in quiet.stack():
             return
         _COLLECTION.put_back = stack = ExitStack()
-        stack.enter_context(torch._C._RestorePythonTLSSnapshot())
+        stack.enter_context(torch._C._RestorePythonTLSSnapshot())  # type: ignore[attr-defined]
         quiet.restack([*quiet.stack(), door])
         stack.callback(lambda: quiet.restack([mode for mode in quiet.stack() if mode is not door]))
     elif _COLLECTION.put_back is not None:
