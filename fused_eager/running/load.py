@@ -169,6 +169,8 @@ def forget() -> None:
     EXECUTABLES.clear()
     lengths.forget()
     forget_loaded()
+    for step in MEMORY.steps():  # streams that are under way, or wait for their first op, hold on to the tree
+        step.ready.clear()
     MEMORY.forget()
 
 

@@ -7,7 +7,7 @@ executables) hangs at its last step: nothing has to be hashed to find it again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -105,6 +105,14 @@ class Memory:
         self.size += 1
         at.children[key] = step
         return step
+
+    def steps(self) -> Iterator[Step]:
+        """All of them, the root first."""
+        left = [self.root]
+        while left:
+            step = left.pop()
+            left += step.children.values()
+            yield step
 
     def forget(self) -> None:
         """Start again; streams under way go on in the old tree."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.memory import mappings
+from fused_eager.running import load
 from tests.streams import events, stable_shapes
 
 OPS = (torch.sin, torch.exp, torch.tanh, torch.neg, torch.abs)
@@ -45,6 +47,18 @@ def test_executables_are_forgotten_before_there_are_too_many(monkeypatch: pytest
         assert seen and seen[0].data["maps"] > before
         assert held() < before + 2000
         assert programs(0, 3) == pytest.approx(expected[:3], rel=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says how many there are")
+def test_what_is_forgotten_is_gone_at_once() -> None:
+    with stable_shapes(), fused_eager(mode="fused"):
+        programs(0, 1)
+        before = held()
+        programs(1, 7)
+        grown = held() - before
+        load.forget()
+        gc.collect()
+        assert grown > 100 and held() < before + 0.2 * grown
 
 
 def test_where_nobody_counts_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
