@@ -43,6 +43,9 @@ from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
 from .known_gaps import reason_for  # noqa: E402
 
 torch.set_num_threads(1)
+# What tests compile themselves is for the device that regions are for, on machines with a GPU as well.
+if jax.default_backend() != "cpu":
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])
 # For a device that is not there, each seed queues a call with the text of its stack, for ever: of the op corpus, whose
 # samples are seeded thousands of times, they took a quarter of the time.
 for module in (torch.cuda, torch.xpu, torch.mtia):
