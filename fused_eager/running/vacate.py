@@ -22,7 +22,7 @@ import weakref
 import torch
 
 from ..log.events import LOG
-from ..memory import trap
+from ..memory import mappings, trap
 from ..memory.borrow import nbytes_of
 from ..memory.buffers import TABLE, Buffer, use_count
 from ..memory.heap import libc
@@ -30,6 +30,8 @@ from ..memory.trap import storage_of
 from ..tracing.stream import STREAMS, NativeInput
 from .backlog import BACKLOG, wait
 
+# With a GPU's driver in the process memory may be pinned: it knows the pages and writes there, whatever lies there now.
+DRIVERS = ("libcuda.so", "libamdhip64.so", "libze_loader.so")
 EVERY = 2.0  # seconds between two looks; a value that was on the device at both has been there for a while
 LEAST = 1 << 20  # bytes of a storage that are worth it
 
@@ -49,6 +51,8 @@ class Watch:
         self.looked = now
         away = [b for b in TABLE.values() if _may_go(b)]
         long = [b for b in away if b in self.away and not _is_needed(b)]
+        if long and mappings.holds(DRIVERS):
+            away = long = []
         self.away = weakref.WeakSet(away)
         if long:
             wait()  # what reads the memory of a value that was native then may still run

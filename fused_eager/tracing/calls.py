@@ -204,6 +204,8 @@ def _inferred(
     info: OpInfo, key: Sequence[Any], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
 ) -> tuple[Inferred, str] | Unknown:
     """What a call returns, and why its first run has to be ATen's, or ""."""
+    if kwargs.get("pin_memory") or info.op._schema.name == "aten::_pin_memory":
+        return Unknown("what it returns lies in pinned memory")
     unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
     if unfit:
         return Unknown(f"XLA has no {unfit[0]}")

@@ -69,7 +69,6 @@ SPARSE_PARTS = frozenset(
 # Ops that only look at metadata although they take tensors.
 QUERIES = frozenset(
     {
-        "is_pinned",
         "sym_size",
         "sym_stride",
         "sym_numel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -114,6 +115,9 @@ prepare()
 loaded = serialize_executable.deserialize_and_load(*pickle.loads(open({str(file)!r}, "rb").read()))
 print(loaded(np.eye(3, dtype=np.float32) * 2)[0].trace())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # which it was made for
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "6.0"

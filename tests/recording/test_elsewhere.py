@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -85,6 +87,37 @@ def test_they_are_refused_where_islands_are(who: str) -> None:
         pytest.raises(IslandRefused, match=r"mm.*test_elsewhere\.py:.*meta"),
     ):
         torch.mm(X, X)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory can be pinned here")
+@pytest.mark.parametrize(
+    "pins",
+    [
+        lambda: (torch.ones(3) * 2).pin_memory(),
+        lambda: torch.zeros(3, pin_memory=True),
+        lambda: torch.full((3,), 2.0, pin_memory=True),
+    ],
+)
+def test_memory_that_cannot_be_pinned_is_refused_as_in_eager(pins: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(RuntimeError) as plain:
+        pins()
+    with fused_eager():
+        kept = torch.ones(3) + 1
+        with pytest.raises(RuntimeError) as here:
+            pins()
+        assert not (kept * 2).is_pinned() and not torch.ops.aten.is_pinned(kept)
+    assert str(here.value) == str(plain.value) and kept.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is nothing to pin memory for")
+def test_what_is_pinned_stays_so() -> None:
+    with fused_eager():
+        x = (torch.ones(1 << 18) * 2).pin_memory()
+        z = torch.zeros(3, pin_memory=True)
+        for _ in range(3):
+            x.add_(1)
+        there = x.to(torch.accelerator.current_accelerator(), non_blocking=True)
+        assert x.is_pinned() and z.is_pinned() and (there.cpu() * 2).sum().item() == 10 * (1 << 18)
 
 
 def test_debug_mode_finds_no_nan_where_there_are_no_values() -> None:

@@ -26,6 +26,7 @@ N = 2 * vacate.LEAST // 4
 def at_every_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacate, "EVERY", 0.0)
     monkeypatch.setattr(vacate, "WATCH", vacate.Watch())
+    monkeypatch.setattr(vacate, "DRIVERS", ())  # JAX loads one where there is a GPU
 
 
 def in_memory(address: int) -> float:
@@ -138,6 +139,15 @@ def test_small_ones_are_not_worth_it() -> None:
     with fused_eager():
         add(p)
     assert LOG.counts["storages vacated"] == before and p.eq(5).all()
+
+
+def test_with_a_driver_in_the_process_that_may_have_pinned_memory_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacate, "DRIVERS", ("libcuda.so", "libtorch_python.so"))  # the latter stands for it
+    p = parameter()
+    address = p.data_ptr()
+    with fused_eager():
+        add(p)
+        assert in_memory(address) == 5 and p.sum().item() == 9 * N
 
 
 def test_a_loop_that_is_seldom_looked_at_waits(monkeypatch: pytest.MonkeyPatch) -> None:
