@@ -160,13 +160,12 @@ def _preallocation(facts: Facts) -> str | None:
     value = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "")
     if not _has_gpu(facts.jax_devices) or value.lower() in ("false", "0"):
         return None
-    return "JAX takes three quarters of the GPU's memory at its start, beside torch's own"
+    return "JAX code of yours that uses the GPU takes three quarters of its memory at once (this library uses none of it)"
 
 
-def _no_jax_gpu(facts: Facts) -> str | None:
-    if not _has_gpu(facts.torch_devices) or _has_gpu(facts.jax_devices):
-        return None
-    return f"torch sees {', '.join(facts.torch_devices)}; JAX sees {', '.join(facts.jax_devices) or 'nothing'}"
+def _not_fused(facts: Facts) -> str | None:
+    others = [device for device in facts.torch_devices if device != "cpu"]
+    return f"ops on {', '.join(others)} run natively, as without this library" if others else None
 
 
 def _no_jax_cpu(facts: Facts) -> str | None:
@@ -189,8 +188,8 @@ CHECKS: tuple[Check, ...] = (
         "start Python with OMP_WAIT_POLICY=PASSIVE or OMP_NUM_THREADS=1; steps may otherwise stall for milliseconds",
     ),
     Check("too-many-threads", "warning", _oversubscribed, "set OMP_NUM_THREADS to the number of usable cores, or less"),
-    Check("jax-preallocates", "warning", _preallocation, "start Python with XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-    Check("jax-without-gpu", "warning", _no_jax_gpu, "install the jax extra for this GPU, such as jax[cuda13]"),
+    Check("jax-preallocates", "note", _preallocation, "start Python with XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+    Check("gpu-not-fused", "note", _not_fused, "nothing to do: what lies in the host's memory is fused"),
     Check("jax-without-cpu", "warning", _no_jax_cpu, "add cpu to JAX_PLATFORMS: tensors on the CPU are fused there"),
     Check("jax-no-jit", "warning", _set("JAX_DISABLE_JIT", *_FALSE), "unset it: JAX would not compile"),
     Check(
