@@ -70,6 +70,7 @@ class Writer:
                 job()
             finally:
                 # also when a job breaks its promise and raises: the thread dies loudly, the next submit starts another
+                del job  # what it was to write need not wait for the next one
                 with self._changed:
                     self._busy = False
                     self._bytes -= size

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import weakref
 
 import cache_alone
 import pytest
@@ -341,6 +342,17 @@ def test_the_write_queue_is_bounded_and_says_so(tmp_path):
     trouble.wake.set()
     assert cache.flush(10)
     assert len(list(trouble.list("ac"))) == 20 - len(dropped)
+
+
+def test_the_writer_lets_go_of_a_job_that_is_done():
+    class Blob:
+        pass
+
+    writer, blob = Writer(), Blob()
+    kept = weakref.ref(blob)
+    writer.submit(1, lambda held=blob: None)
+    del blob
+    assert writer.flush(10) and eventually(lambda: kept() is None)
 
 
 def test_the_writer_outlives_a_job_that_raises(monkeypatch):
