@@ -160,7 +160,7 @@ def _preallocation(facts: Facts) -> str | None:
     value = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "")
     if not _has_gpu(facts.jax_devices) or value.lower() in ("false", "0"):
         return None
-    return "JAX code of yours that uses the GPU takes three quarters of its memory at once (this library uses none of it)"
+    return "JAX code of yours that uses the GPU takes three quarters of its memory; this library takes none"
 
 
 def _not_fused(facts: Facts) -> str | None:
