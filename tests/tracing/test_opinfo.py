@@ -12,7 +12,7 @@ aten = torch.ops.aten
 KINDS = {
     Kind.VIEW: [
         aten.view.default, aten.t.default, aten.slice.Tensor, aten.detach.default, aten.as_strided.default,
-        aten.expand.default, aten._unsafe_view.default, aten.view.dtype, aten.split.Tensor, aten.is_pinned.default,
+        aten.expand.default, aten._unsafe_view.default, aten.view.dtype, aten.split.Tensor,
         aten.alias.default, aten.unfold.default, aten.view_as_real.default, aten._conj.default,
     ],
     Kind.METADATA: [
@@ -28,7 +28,7 @@ KINDS = {
     ],
     Kind.VALUES: [
         aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
-        aten._unique2.default,
+        aten._unique2.default, aten.is_pinned.default,  # where there is a GPU, the latter looks at the data pointer
     ],
     Kind.CHECK: [aten._linalg_check_errors.default, aten._assert_async.msg, aten._assert_scalar.default],
     Kind.COMPUTE: [
