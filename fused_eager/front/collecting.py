@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ def _around(phase: str, info: dict[str, Any]) -> None:
         if door is None or door.aside or door.hidden or not gc.isenabled() or door in quiet.stack():
             return
         _COLLECTION.put_back = stack = ExitStack()
-        stack.enter_context(torch._C._RestorePythonTLSSnapshot())  # type: ignore[attr-defined]
+        with suppress(RuntimeError):  # there is none where it was not torch's dispatcher that took the mode off
+            stack.enter_context(torch._C._RestorePythonTLSSnapshot())  # type: ignore[attr-defined]
         quiet.restack([*quiet.stack(), door])
         stack.callback(lambda: quiet.restack([mode for mode in quiet.stack() if mode is not door]))
     elif _COLLECTION.put_back is not None:

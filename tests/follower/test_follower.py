@@ -545,6 +545,24 @@ def test_the_cost_of_following_is_measured_of_who_follows(
     assert all(float(figure) > 0 for line in lines[1:] for figure in line[42:].split())
 
 
+def test_finalizers_see_the_mode_where_it_was_taken_off_by_hand() -> None:
+    total = torch.zeros(3)
+
+    class Last:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            total.add_(1)
+
+    with fused_eager(native="never"):
+        total.add_(1)
+        with torch.utils._python_dispatch._disable_current_modes():
+            Last()
+            gc.collect()
+        assert total.tolist() == [2.0] * 3
+
+
 @pytest.mark.parametrize("who", ["python", "compiled"])
 @pytest.mark.parametrize("native", ["never", "measured"])
 def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native: str, who: str) -> None:

@@ -81,6 +81,15 @@ def test_each_is_told_with_its_line_to_whoever_listens(who: str) -> None:
 
 
 @pytest.mark.parametrize("who", FOLLOWERS)
+def test_whoever_begins_to_listen_hears_of_what_has_come_before(who: str) -> None:
+    with fused_eager(follower=who):
+        torch.mm(X, X)
+        with pytest.raises(BudgetExceeded, match="1 ops ran natively"), expect(max_islands=0):
+            torch.mm(X, X)
+    assert count() == 2
+
+
+@pytest.mark.parametrize("who", FOLLOWERS)
 def test_they_are_refused_where_islands_are(who: str) -> None:
     with (
         fused_eager(follower=who, islands="refuse"),
