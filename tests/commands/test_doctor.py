@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from fused_eager.cache import default_root
 
-from fused_eager.commands import doctor
-from fused_eager.commands.doctor import CHECKS, Facts, describe, findings, gather, version_of
+from fused_eager.commands import doctor, looking
+from fused_eager.commands.doctor import CHECKS, describe, findings, version_of
+from fused_eager.commands.looking import Facts, gather
+from fused_eager.running import load
 
 GOOD = Facts(
     python="3.11.7",
@@ -41,6 +43,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("package-missing", versions(networkx=None), "networkx"),
     ("something-fails", {"failures": {"jax": "ImportError: no such symbol"}}, "no such symbol"),
     ("torch-too-old", versions(torch="2.10.1+cu128"), "2.10.1"),
+    ("newer-than-tested", versions(torch="3.0.0"), "torch is 3.0.0"),
+    ("newer-than-tested", {**versions(jaxlib="0.13.0"), "jaxlib_wanted": "jaxlib"}, "jaxlib is 0.13.0"),
     ("jaxlib-mismatch", versions(jaxlib="0.10.3"), "0.10.3"),
     ("jaxlib-mismatch", versions(jaxlib="0.9.9"), "0.9.9"),
     ("fast-math", environment(XLA_FLAGS="--a --xla_cpu_enable_fast_math=true"), "fast_math"),
@@ -93,6 +97,7 @@ def test_each_check_speaks_alone_where_it_holds(code: str, changed: dict[str, An
         environment(XLA_FLAGS="--xla_cpu_enable_fast_mathematics=true"),
         environment(XLA_FLAGS="--xla_cpu_prefer_vector_width=256"),
         versions(torch="2.11.0"),
+        versions(torch="2.14.2"),
         versions(jaxlib="0.10.1"),
     ],
 )
@@ -133,7 +138,7 @@ def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     trap.self_test = lambda: "reads of pending memory are not seen"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
     monkeypatch.setenv("FUSED_EAGER_MODE", "fast")
-    monkeypatch.setattr(doctor, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
+    monkeypatch.setattr(looking, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
     facts = gather()
     assert "not seen" in facts.failures["storage trap"]
     assert "'fast'" in facts.failures["options"]
@@ -141,6 +146,21 @@ def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert "torch" not in facts.failures
     (finding,) = [finding for finding in findings(facts) if finding.code == "something-fails"]
     assert finding.severity == "error"
+
+
+def test_regions_that_do_not_compile_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*args: object) -> None:
+        raise TypeError("jaxlib takes other arguments")
+
+    load.forget()
+    monkeypatch.setattr("fused_eager.compiling.compile.build", build)
+    facts = gather()
+    assert facts.failures["fusing"] == "RuntimeError: not compiled: TypeError: jaxlib takes other arguments"
+    assert "other arguments" in describe(facts, ())
+    assert [finding.severity for finding in findings(facts) if finding.code == "something-fails"] == ["error"]
+    load.forget()
+    monkeypatch.undo()
+    assert "fusing" not in gather().failures
 
 
 def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,19 +174,20 @@ def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor._cache_facts() == {"cache": ("off",)}
+    assert looking._cache_facts() == {"cache": ("off",)}
     monkeypatch.delenv("FUSED_EAGER_CACHE")
-    assert doctor._cache_facts() == {"cache": (str(tmp_path / "fused_eager"),), "cache_problem": "", "cache_keys": True}
+    there = (str(tmp_path / "fused_eager"),)
+    assert looking._cache_facts() == {"cache": there, "cache_problem": "", "cache_keys": True}
     monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "other"))
-    assert doctor._cache_facts()["cache"] == (str(tmp_path / "other"),)
-    assert doctor._unwritable(str(tmp_path / "a" / "b")) is None
-    assert doctor._unwritable(f"file://{tmp_path}") is None
+    assert looking._cache_facts()["cache"] == (str(tmp_path / "other"),)
+    assert looking._unwritable(str(tmp_path / "a" / "b")) is None
+    assert looking._unwritable(f"file://{tmp_path}") is None
     file = tmp_path / "file"
     file.touch()
-    assert "not a folder" in str(doctor._unwritable(str(file / "a")))
+    assert "not a folder" in str(looking._unwritable(str(file / "a")))
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert "cannot be written" in str(doctor._unwritable(str(tmp_path)))
-    assert doctor._unwritable("s3://bucket/x") is None
+    assert "cannot be written" in str(looking._unwritable(str(tmp_path)))
+    assert looking._unwritable("s3://bucket/x") is None
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"gil": False}, 0), ({"implementation": "PyPy"}, 1)])
