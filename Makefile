@@ -6,7 +6,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIN := $(shell grep '^torch==' constraints.txt)
 TORCH ?= $(PIN)$(if $(filter Linux,$(shell uname -s)),+cpu)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints.txt
+# Bytecode of everything, ours too: pip takes a minute for it on one core. (Some files are for other versions of Python.)
+COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib fused_eager fusion_rules cache >/dev/null || true
 ARGS ?=
 # Each test process computes with one thread, so as many of them as there are cores.
 WORKERS ?= --numprocesses auto --dist worksteal
@@ -66,13 +68,15 @@ build/types:
 	@$(PIP) "$(TORCH)" || { echo 'No build of torch without CUDA was found for this Python. Name an index that has one in' \
 		'PIP_EXTRA_INDEX_URL, or take the default build: make TORCH=$(PIN)' >&2; exit 1; }
 	$(PIP) --no-build-isolation --editable '.[test,lint]'
-	@$(BIN)/python -m compileall -q fused_eager fusion_rules cache  # as an installation that is not editable does
+	@$(COMPILE)
 	@touch $@
 
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
+	@$(COMPILE)
 	@touch $@
 
 .venv/.made-peers: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[peers]'
+	@$(COMPILE)
 	@touch $@

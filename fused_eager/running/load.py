@@ -72,6 +72,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     if not isinstance(ready, Ready):
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
             found = ready.meet(stream.spell)
+            if found.shapes is None:  # regions come next, and take memory of their own
+                heap.WATCH.turn()
         else:
             work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
             found = _find(stream, known, ending, work)
@@ -151,7 +153,7 @@ def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> R
     SKELETONS.compiled(skeleton, seconds)
     if seconds > LONG:
         heap.give_back()
-    heap.WATCH.stir()  # what ATen has left of the rounds until now, and what has been freed meanwhile
+    heap.WATCH.stir()  # what has been freed meanwhile
     return ready
 
 
