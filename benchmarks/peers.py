@@ -120,6 +120,7 @@ def wait() -> None:
     """Until every array in the process has its value: a step does not say which ones it has written."""
     import jax
 
-    for array in jax.live_arrays():
-        if not array.is_deleted():
-            array.block_until_ready()
+    for platform in {jax.default_backend(), "cpu"}:  # on a machine with a GPU they may lie on either
+        for array in jax.live_arrays(platform):
+            if not array.is_deleted():
+                array.block_until_ready()

@@ -6,8 +6,10 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,12 @@ from fused_eager.log.events import LOG
 from fused_eager.running import verify as verifying
 from fused_eager.running.verify import WrongResult
 from fused_eager.tracing import trace
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Scripts that show a mismatch go to the system's folder for temporary files, and stay there: not these."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def _forget() -> None:
