@@ -61,13 +61,16 @@ build/types:
 	rm -rf build/types && mkdir -p build/types/fused_eager
 	cd build/types/fused_eager && ln -s ../../../fused_eager/* ../../../cache ../../../fusion_rules .
 
-# Torch comes first and pinned to the build without CUDA; what follows is content with the one that is there.
+# Torch comes first and pinned to the build without CUDA; what follows is content with the one that is there. Meanwhile
+# the compiled follower is built, for half a minute: tests would wait for it, and it needs no more than torch's headers.
 .venv/.made: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	@$(PIP) "$(TORCH)" || { echo 'No build of torch without CUDA was found for this Python. Name an index that has one in' \
 		'PIP_EXTRA_INDEX_URL, or take the default build: make TORCH=$(PIN)' >&2; exit 1; }
-	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	@$(PIP) --quiet --no-build-isolation --no-deps --editable .
+	@$(BIN)/python -c 'from fused_eager.follower.build import build; build()' >/dev/null 2>&1 & \
+		$(PIP) --no-build-isolation --editable '.[test,lint]' && wait
 	@$(COMPILE)
 	@touch $@
 

@@ -13,7 +13,7 @@ reads or writes undefined memory; the rows' checks turn it into eager's exceptio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from .elementwise import NUMBERS, as_array, convert, kind, spread, where
 from .geometry import overwrite
 from .lowering import Context, NoLowering
 from .spec import JAX_DTYPE
+from .turning import unsigned
 
 INDEX = np.dtype(np.int64)
 
@@ -42,6 +43,24 @@ def wrap(index: Any, size: int) -> Any:
 def iota(shape: Sequence[int], dim: int) -> Any:
     """int64 positions along `dim` in an array of `shape`."""
     return lax.broadcasted_iota(INDEX, tuple(shape), dim)
+
+
+def read_flat(values: jax.Array, place: jax.Array) -> jax.Array:
+    """`values[place]` of one dimension, at places that are all inside."""
+    return _unwrapped(lambda at, **how: at.get(mode="promise_in_bounds", **how), values, place)
+
+
+def add_flat(values: jax.Array, place: jax.Array, added: jax.Array) -> jax.Array:
+    """`values` of one dimension with what is added to some of its places; nothing is at those outside."""
+    return _unwrapped(lambda at, **how: at.add(added, mode="drop", **how), values, place)
+
+
+def _unwrapped(use: Callable[..., jax.Array], values: jax.Array, place: jax.Array) -> jax.Array:
+    """Negative places are not counted from the end: looking for them takes XLA:CPU longer than all the rest."""
+    try:
+        return use(values.at[place], wrap_negative_indices=False)
+    except TypeError:  # jax 0.6 looks for them in signed numbers, always
+        return use(values.at[unsigned(place)])
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Any:

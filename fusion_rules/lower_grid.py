@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .indexing import read_flat
 from .lowering import Context
 from .precision import accumulator
 from .rule import OpClass, rule
@@ -72,7 +73,7 @@ def _read(image: jax.Array, corner: list[jax.Array]) -> jax.Array:
     # One flat index per element: its transpose is a scatter over one dimension, the only kind XLA:CPU does well.
     kind = jnp.int32 if image.size < 2**31 else jnp.int64
     plane = jnp.arange(n * c, dtype=kind).reshape(n, c, 1) * math.prod(size)
-    read = image.reshape(-1).at[plane + index[:, None]].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    read = read_flat(image.reshape(-1), plane + index[:, None])
     return jnp.where(inside[:, None], read, jnp.zeros((), image.dtype))
 
 

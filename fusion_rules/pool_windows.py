@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .indexing import add_flat
+
 # The most elements of a window that are visited one by one: beyond it, programs get too long to compile.
 MOST_TAPS = 64
 
@@ -270,6 +272,5 @@ def place_maxima(g: jax.Array, index: jax.Array, axes: tuple[Axis | Adaptive, ..
         index = index.astype(jnp.int64)
     place = index.reshape(planes, -1) + (jnp.arange(planes, dtype=index.dtype) * cells)[:, None]
     flat = jnp.zeros((planes * cells,), g.dtype)
-    # One flat index, and no wrapping of negative ones: XLA:CPU is then as fast as ATen.
-    flat = flat.at[place.reshape(-1)].add(g.reshape(-1), mode="drop", wrap_negative_indices=False)
-    return flat.reshape(*lead, *size)
+    # One flat index: XLA:CPU is then as fast as ATen.
+    return add_flat(flat, place.reshape(-1), g.reshape(-1)).reshape(*lead, *size)

@@ -34,15 +34,16 @@ def turned(x: jax.Array, count: int = 1) -> jax.Array:
         part = lax.dynamic_slice_in_dim(x, which * r + row, ROWS)
         return lax.dynamic_update_slice(out, part.T, (which * c, row))
 
-    # It begins with anything that comes from the operand: memory for zeros would be taken when the region begins.
-    anything = jnp.broadcast_to(x[0][:, None], (c, r))
-    return lax.fori_loop(0, count * blocks, turn, jnp.tile(anything, (count, 1)))
+    # It begins with a copy of the operand, of which nothing stays: memory for zeros would be taken when the region
+    # begins, and of anything that is computed XLA compiles a loop.
+    return lax.fori_loop(0, count * blocks, turn, x.reshape(count * c, r))
 
 
 def unsigned(i: jax.Array) -> jax.Array:
     """What counts the turns of a loop, as a number that nobody has to expect to be negative where it is divided, or is
-    a place in an array: that takes three times the instructions, of which XLA compiles and keeps each."""
-    return lax.convert_element_type(i, np.uint32)
+    a place in an array: that takes three times the instructions, of which XLA compiles and keeps each. A negative one
+    becomes one beyond any array."""
+    return lax.convert_element_type(i, np.dtype(f"u{i.dtype}"))
 
 
 def transposed(x: jax.Array, count: int = 1) -> jax.Array:

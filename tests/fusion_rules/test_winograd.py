@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules import lower_conv, turning, winograd
-from fused_eager.fusion_rules.conv_forms import Native
+from fused_eager.fusion_rules.conv_forms import Native, Window
 from fused_eager.fusion_rules.lower_conv import window
 from fused_eager.fusion_rules.spec import spec_of
 from fused_eager.fusion_rules.winograd import Steps, Winograd
@@ -31,14 +31,21 @@ def three(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, padding: tuple[int
     y = A.convolution(x, w, None, *rest)
     dx, dw, _ = A.convolution_backward(dy, x, w, None, *rest, [True, True, False])
     win = window(x.shape[2:], y.shape[2:], (3, 3), (1, 1), padding, (1, 1), 1, spec_of(x))
+    with enable_x64(True):
+        found = compiled(win, winograd.STEP_BYTES)(x.numpy(), w.numpy(), dy.numpy())
+        return [np.asarray(t) for t in found], [y.numpy(), dx.numpy(), dw.numpy()]
+
+
+@cache
+def compiled(win: Window, step_bytes: int) -> Any:
+    """All three, of images, weights and gradients: they take a second to compile."""
     form = Winograd()
 
     @jax.jit
     def run(x: Any, w: Any, dy: Any) -> Any:
         return form.forward(win, x, w), form.input_grad(win, dy, w), form.weight_grad(win, x, dy)
 
-    with enable_x64(True):
-        return [np.asarray(t) for t in run(x.numpy(), w.numpy(), dy.numpy())], [y.numpy(), dx.numpy(), dw.numpy()]
+    return run
 
 
 def operands(n: int, channels: tuple[int, int], size: tuple[int, int], padding: tuple[int, int], dtype: Any) -> Any:
