@@ -10,6 +10,7 @@
 #include "follow.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
@@ -141,9 +142,13 @@ class Uncollected {
 };
 
 // From Python 3.12 on a collection that is due is run by the interpreter when it looks up next: held off by then, and in
-// the middle of an op.
+// the middle of an op. Finalizers, and handlers of signals, find what they would between two ops, autograd as well.
 void collect_if_due() {
 #if PY_VERSION_HEX >= 0x030C0000
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  if (!c10::InferenceMode::is_enabled())
+    keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  const c10::impl::ForceDispatchKeyGuard outside(keys);
   checked(PyErr_CheckSignals());
 #endif
 }

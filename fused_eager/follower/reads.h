@@ -43,6 +43,14 @@ void forget_reader(PyObject* self) {
   Py_DECREF(type);
 }
 
+// Equal to the original, as torch and its users keep functions in tables.
+Py_hash_t hash_of(PyObject* self) { return PyObject_Hash(reinterpret_cast<Reader*>(self)->original); }
+
+PyObject* compared(PyObject* self, PyObject* other, int how) {
+  if (Py_TYPE(other) == Py_TYPE(self)) other = reinterpret_cast<Reader*>(other)->original;
+  return PyObject_RichCompare(reinterpret_cast<Reader*>(self)->original, other, how);
+}
+
 PyTypeObject* reader_type() {
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(Reader, call), READONLY, nullptr},
@@ -56,6 +64,8 @@ PyTypeObject* reader_type() {
       {Py_tp_getset, properties},
       {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
       {Py_tp_descr_get, reinterpret_cast<void*>(bound)},
+      {Py_tp_hash, reinterpret_cast<void*>(hash_of)},
+      {Py_tp_richcompare, reinterpret_cast<void*>(compared)},
       {Py_tp_dealloc, reinterpret_cast<void*>(forget_reader)},
       {0, nullptr}};
   static PyType_Spec spec = {

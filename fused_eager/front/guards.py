@@ -8,6 +8,7 @@ change nothing.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import multiprocessing.pool
 import os
@@ -42,7 +43,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)  # what cannot hold
 
 _lock = threading.Lock()
 _users = 0
-_undo: list[Callable[[], None]] = []
+_undo = contextlib.ExitStack()
 
 
 # A context may be entered in a loop: what was put in place of a callable is made once.
@@ -53,17 +54,26 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
     own = name in vars(owner)
     known = _made.get((owner, name))
+    if known is not None and original is known[1]:  # the program had it in hand, and has put it back
+        original = known[0]
     if known is None or known[0] is not original:
         known = _made[owner, name] = original, make(original)
     setattr(owner, name, known[1])
 
     def undo() -> None:
+        if not _stands(owner, name):
+            return  # the program has put something else there, or has taken away what was
         if own:
             setattr(owner, name, original)
         else:
             delattr(owner, name)
 
-    _undo.append(undo)
+    _undo.callback(undo)
+
+
+def _stands(owner: Any, name: str) -> bool:
+    """Whether what was put in place of `owner.name` is there still."""
+    return vars(owner).get(name) is _made[owner, name][1]
 
 
 def _settle_everything(reason: Reason) -> None:
@@ -220,20 +230,22 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
-        _undo.append(readers.meet_composites())
-        _undo.append(collecting.watch())
-        _undo.append(register_optimizer_step_pre_hook(_optimizer_steps).remove)
-        _undo.append(register_optimizer_step_post_hook(_optimizer_stepped).remove)
-        _undo.append(register_module_parameter_registration_hook(telling.parameter_made).remove)
+        _undo.callback(readers.meet_composites())
+        _undo.callback(collecting.watch())
+        _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)
+        _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)
+        _undo.callback(register_module_parameter_registration_hook(telling.parameter_made).remove)
 
 
 def renew() -> None:
     """Make the readers of numbers anew, as the compiled follower can be had from now on."""
     with _lock:
         for name in readers.NUMBERS:
-            known = _made.pop((torch.Tensor, name), None)
-            if known is not None and _users:
-                _made[torch.Tensor, name] = known[0], readers.noticing(known[0])
+            if (torch.Tensor, name) not in _made:
+                continue
+            stood, original = bool(_users) and _stands(torch.Tensor, name), _made[torch.Tensor, name][0]
+            _made[torch.Tensor, name] = original, readers.noticing(original)
+            if stood:
                 setattr(torch.Tensor, name, _made[torch.Tensor, name][1])
 
 
@@ -243,8 +255,7 @@ def uninstall() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            while _undo:
-                _undo.pop()()
+            _undo.close()
 
 
 def _before_fork() -> None:

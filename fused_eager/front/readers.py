@@ -6,11 +6,13 @@ in their places.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -34,16 +36,18 @@ from .threads import THREAD, current_door
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One patched callable: `owner.name`, whether it hands the tensor's memory to somebody outside, and whether it
-    reads that of all its operands instead of the first alone."""
+    """One patched callable: `owner.name`, whether it hands the memory to somebody outside, whether it reads that of all
+    its operands instead of the first alone, and whether it needs memory that torch can resize."""
 
     owner: Any
     name: str
     exposes: bool = False
     operands: bool = False
+    resizes: bool = False
 
 
-# Everything on this list reads a tensor's memory without going through the dispatcher.
+# Everything on this list reads a tensor's memory, or that of a storage that somebody has kept, without going through
+# the dispatcher.
 READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "numpy", exposes=True),
     Guard(torch.Tensor, "__array__", exposes=True),
@@ -61,8 +65,11 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "storage"),
     Guard(torch.Tensor, "is_shared"),
     Guard(torch.Tensor, "__reduce_ex__"),
-    Guard(torch, "tensor"),
-    Guard(torch, "as_tensor"),
+    Guard(torch.Tensor, "new", operands=True),
+    Guard(torch, "tensor", operands=True),
+    Guard(torch, "as_tensor", operands=True),
+    Guard(torch, "asarray", operands=True),
+    Guard(torch, "sparse_coo_tensor", operands=True),
     Guard(torch, "from_dlpack", exposes=True),
     Guard(torch, "set_rng_state"),
     Guard(torch, "to_dlpack", exposes=True),
@@ -70,6 +77,18 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__repr__"),
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
+    Guard(torch.UntypedStorage, "data_ptr", exposes=True),
+    Guard(torch.UntypedStorage, "share_memory_", exposes=True),
+    Guard(torch.UntypedStorage, "_share_fd_cpu_", exposes=True),
+    Guard(torch.UntypedStorage, "_share_filename_cpu_", exposes=True),
+    Guard(torch.UntypedStorage, "resize_", resizes=True),
+    Guard(torch.UntypedStorage, "copy_", operands=True),
+    Guard(torch.UntypedStorage, "fill_"),
+    Guard(torch.UntypedStorage, "_byteswap"),
+    Guard(torch.UntypedStorage, "_write_file"),
+    Guard(torch.UntypedStorage, "_set_from_file"),
+    Guard(torch.UntypedStorage, "__getitem__"),
+    Guard(torch.UntypedStorage, "__setitem__"),
 )
 # These do go through the dispatcher, where a value is read; they are met to know when that is over.
 NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__")
@@ -102,33 +121,61 @@ READING_COMPOSITES: tuple[ReadingComposite, ...] = (
 )
 
 
-def _memory_of(t: torch.Tensor) -> torch.UntypedStorage | None:
+def _memory_of(t: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage | None:
     """The memory in which a tensor has its values; None where it has none of its own."""
+    if isinstance(t, torch.UntypedStorage):
+        return t
     if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
         return None
     return storage_of(t)
 
 
-def _settled(t: torch.Tensor, guard: Guard) -> bool:
+def _settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     """Have a tensor's memory hold its value. Returns whether it did not before."""
     storage = _memory_of(t)
-    if storage is None:
+    if storage is None or storage.device.type != "cpu":
         return False
     with LOCK:
         b = TABLE.get(storage._cdata)
         if b is not None:
-            run.settle(b, Reason("sync.memory", f"Tensor.{guard.name}"))
+            run.settle(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
         native.protect(storage)
         if guard.exposes:
             native.mark_exposed(storage)
+        if guard.resizes:
+            native.make_resizable(storage)
     return b is not None
 
 
-def settling(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+class StandIn:
+    """What stands in the place of `owner.name` while a context is open. It is equal to that, as torch and its users
+    keep functions in tables, and what copies or pickles it gets that."""
+
+    def __init__(self, guard: Guard, original: Callable[..., Any], call: Callable[..., Any]):
+        functools.update_wrapper(self, original)
+        self._guard, self._original, self._call = guard, original, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self._call, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._original == (other._original if isinstance(other, StandIn) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        owner, name = self._guard.owner, self._guard.name
+        return name if isinstance(owner, ModuleType) else (getattr, (owner, name))
+
+
+def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
     """What finishes the values that `original` reads, and calls it."""
 
-    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         door = THREAD.door
         if native.nothing_is_pending():
@@ -138,9 +185,11 @@ def settling(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
                 return _read_alone(door, guard, original, args, kwargs)
         waited = []
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
-            if isinstance(a, torch.Tensor):
-                with torch._C.DisableTorchFunctionSubclass():
+            if isinstance(a, (torch.Tensor, torch.UntypedStorage)):
+                with torch._C.DisableTorchFunction():
                     waited.append(_settled(a, guard))
+            elif guard.operands and isinstance(a, Sequence) and not isinstance(a, (str, bytes)):
+                run.settle_all(Reason("sync.memory", guard.name))  # a sequence of another kind, of whatever it holds
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.
         out = natively(original, *args, **kwargs)
@@ -148,17 +197,15 @@ def settling(guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
             _was_read(any(waited))
         return out
 
-    return call
+    return StandIn(guard, original, call)
 
 
 def _read_alone(door: FrontDoor, guard: Guard, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The same where torch is alone, and nothing is to be finished: it should cost no more than it must."""
-    reads = bool(args) and isinstance(args[0], torch.Tensor)
-    if reads and guard.exposes:
-        with torch._C.DisableTorchFunctionSubclass():
-            storage = _memory_of(args[0])
-            if storage is not None:
-                native.mark_exposed(storage)
+    reads = bool(args) and isinstance(args[0], (torch.Tensor, torch.UntypedStorage))
+    if reads and (guard.exposes or guard.resizes):
+        with torch._C.DisableTorchFunction():
+            _settled(args[0], guard)
     out = natively(original, *args, **kwargs)
     if reads:
         aside.read(door)
@@ -180,6 +227,7 @@ def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
     """What calls `original`, which reads one number, and notices that this has been read."""
     made = follower.reader(original)
     if made is not None:
+        copyreg.pickle(type(made), lambda reader: (getattr, (torch.Tensor, reader.__name__)))
         return functools.update_wrapper(made, original)
 
     @functools.wraps(original)

@@ -30,9 +30,10 @@ from .. import FOLDER
 from ..compiling import background
 from ..compiling.compile import load_or_compile
 from ..memory.buffers import LOCK
-from ..quiet import inside
+from ..quiet import inside, stack
 from ..running.run import Execution
 from . import guards, readers
+from .threads import current_door
 
 FIRST, LONGEST = 5e-4, 5e-3  # seconds until a signal is sent again: doubled each time
 # And until Ctrl-C interrupts the runtime all the same: whoever has waited so long wants to know where it is.
@@ -85,7 +86,7 @@ class Later:
 
 def _is_within(frame: FrameType | None) -> bool:
     """Whether what runs in `frame` belongs to the runtime: a signal would find its work half done."""
-    if LOCK._is_owned() or inside() or _forgets(frame):  # type: ignore[attr-defined]
+    if LOCK._is_owned() or inside() or _in_an_op() or _forgets(frame):  # type: ignore[attr-defined]
         return True
     while frame is not None:
         ours = _is_ours(frame.f_code.co_filename)
@@ -93,6 +94,15 @@ def _is_within(frame: FrameType | None) -> bool:
             return ours
         frame = frame.f_back
     return False
+
+
+def _in_an_op() -> bool:
+    """Whether torch is on its way to our mode, or comes from there: Python of its own runs there, below autograd."""
+    door = current_door()
+    if door is not None and not door.aside and not door.hidden and door not in stack():
+        return True
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther)
+    return bool(below) and not torch.is_inference_mode_enabled()
 
 
 def _forgets(frame: FrameType | None) -> bool:

@@ -23,7 +23,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, contiguous_strides
 from . import trap, unwritten
 from .borrow import Home, home_of, nbytes_of
 from .scratch import SCRATCH
-from .trap import storage_of, swap_memory
+from .trap import pointer_of, storage_of, swap_memory
 
 if TYPE_CHECKING:
     import jax
@@ -144,7 +144,7 @@ def alias(storage: torch.UntypedStorage, offset_bytes: int, home: Home) -> torch
     n = 1
     for size in shape:
         n *= size
-    raw = _over_pointer(storage.data_ptr() + offset_bytes, storage.device, n * dtype.itemsize)
+    raw = _over_pointer(pointer_of(storage) + offset_bytes, storage.device, n * dtype.itemsize)
     out = torch.empty(0, dtype=dtype, device=storage.device)
     return out.set_(raw, 0, shape, contiguous_strides(shape))  # type: ignore[arg-type]
 

@@ -24,7 +24,8 @@ ARMED = b"\x01\x01\x01"
 CLEAR = b"\x00\x00\x00"
 _STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator pointer
 
-storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessor
+storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessors
+pointer_of = torch.UntypedStorage.data_ptr  # what the trap refuses
 
 
 def offset_of(t: torch.Tensor) -> int:
@@ -122,7 +123,7 @@ def _test_of_swapping() -> str | None:
 
 
 def _held(s: torch.UntypedStorage) -> tuple[int, int, bool]:
-    return s.data_ptr(), s.nbytes(), s.resizable()
+    return pointer_of(s), s.nbytes(), s.resizable()
 
 
 def _test_of_traps() -> str | None:

@@ -21,7 +21,7 @@ from ..bounded import Bounded
 from . import trap
 from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
 from .heap import libc
-from .trap import storage_of
+from .trap import pointer_of, storage_of
 
 LEAST, MOST = 1 << 17, 1 << 36  # bytes: smaller tensors cost nothing to speak of; as many are reserved
 
@@ -78,4 +78,4 @@ def _description(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
 
 def holds(storage: torch.UntypedStorage) -> bool:
     """Whether a storage, which is not trapped, still has no memory of its own."""
-    return storage.nbytes() >= LEAST and storage.data_ptr() == address() != 0
+    return storage.nbytes() >= LEAST and pointer_of(storage) == address() != 0

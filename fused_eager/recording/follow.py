@@ -13,7 +13,7 @@ import torch
 
 from ..log import site
 from ..memory.buffers import TABLE, Buffer, Home, storage_of
-from ..memory.trap import offset_of
+from ..memory.trap import offset_of, pointer_of
 from ..tracing.opinfo import OpInfo
 from ..tracing.pattern import matches
 from ..tracing.stream import DeviceInput, NativeInput, Stream, start
@@ -138,7 +138,7 @@ class _NewInputs:
         stream = self.stream
         known: NativeInput | DeviceInput | None
         if buffer is None:
-            if where is not NATIVE or block != home or not t.is_cpu or (storage.nbytes() and not storage.data_ptr()):
+            if where is not NATIVE or block != home or not t.is_cpu or (storage.nbytes() and not pointer_of(storage)):
                 return -1
             known = stream.natives.get(storage._cdata, _NONE).get((block, offset))
         else:

@@ -204,12 +204,19 @@ def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, An
     for t in _write_targets(info, args, kwargs):
         storage = storage_of(t)
         protect(storage)
-        if hasattr(storage, _OURS) and not storage.resizable() and "resize" in info.op._schema.name:
+        if "resize" in info.op._schema.name:
+            make_resizable(storage)
+    return info.op(*args, **kwargs)
+
+
+def make_resizable(storage: torch.UntypedStorage) -> None:
+    """Have finished values lie in memory of torch's, where they lie in ours."""
+    if hasattr(storage, _OURS) and not storage.resizable():
+        with unobserved():
             own = torch.empty(storage.nbytes(), dtype=torch.uint8)
             if storage.nbytes():
                 own.copy_(buffers.alias(storage, 0, (torch.uint8, (storage.nbytes(),))))
-            swap_memory(storage, storage_of(own))
-    return info.op(*args, **kwargs)
+        swap_memory(storage, storage_of(own))
 
 
 DRAWS = frozenset(

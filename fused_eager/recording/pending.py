@@ -12,7 +12,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from ..log.reasons import Reason
 from ..memory import buffers, unwritten
 from ..memory.buffers import TABLE, Buffer, Home, storage_of
-from ..memory.trap import offset_of
+from ..memory.trap import offset_of, pointer_of
 from ..running import run
 from ..tracing.calls import Foreign, Output
 from ..tracing.infer import Fresh, Same
@@ -73,7 +73,7 @@ def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offs
     found = None if known is None else known.get(key)
     if found is not None:
         return found
-    if storage.nbytes() and not storage.data_ptr():
+    if storage.nbytes() and not pointer_of(storage):
         raise Foreign("a tensor has no memory (a zero tensor of forward-mode differentiation)")
     found = NativeInput(stream.new_vid(), home, storage, offset)
     if native.is_volatile(storage):

@@ -12,6 +12,7 @@ import torch
 
 from ..memory import buffers
 from ..memory.borrow import borrow, borrow_again
+from ..memory.trap import pointer_of
 from ..planning.plan import Region
 from ..tracing.stream import NativeInput, Node
 from ..xla import device, enable_x64
@@ -25,7 +26,7 @@ def as_array(value: Any) -> jax.Array:
 def import_native(item: NativeInput, anew: bool = True) -> jax.Array:
     """The array over a native input's memory, which the caller keeps alive. One of its own where it may be donated, for
     that ends it for whoever has it."""
-    address = item.storage.data_ptr() + item.offset
+    address = pointer_of(item.storage) + item.offset
     return borrow(address, item.home, device()) if anew else borrow_again(address, item.home, device())
 
 
