@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from ..bounded import Bounded
+from ..log.events import LOG
 
 VARIANTS = 4  # shapes of one skeleton that are compiled like any stream
 SINGLES = 1  # shapes of it that may come once each without being suspicious
@@ -101,7 +102,9 @@ class Spell:
 
     def rest(self, until: Callable[[], bool], at_most: float = math.inf) -> None:
         """Begin a spell that lasts until something has happened, and then to the next sync point; or for so many
-        seconds, if no sync point has come by then."""
+        seconds, if no sync point has come by then. Not where somebody counts what is recorded."""
+        if LOG.budgets:
+            return
         self.until, self.left, self.passed = until, 1, 0
         self.due = time.monotonic() + at_most
 
@@ -110,10 +113,14 @@ class Spell:
         if not self.left:
             self.rest(lambda: True)
 
+    def end(self) -> None:
+        """Whatever spell is under way is over."""
+        self.until, self.left = None, 0
+
     def wake(self) -> None:
         """It has happened. From another thread: where no sync points come, nothing else would end the spell."""
         if self.until is not None and not self.passed:
-            self.until, self.left = None, 0
+            self.end()
 
     @property
     def is_impatient(self) -> bool:
@@ -128,7 +135,7 @@ class Spell:
             self.unstable, self.length = 0, SPELL
             return
         self.unstable += 1
-        if self.unstable >= PATIENCE:
+        if self.unstable >= PATIENCE and not LOG.budgets:
             # One stream short of the limit: the next one recorded decides whether to go on like this.
             self.unstable, self.left = PATIENCE - 1, self.length
             self.length = min(2 * self.length, LONGEST)

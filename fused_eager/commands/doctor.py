@@ -149,6 +149,7 @@ _FALSE = ("0", "false", "no", "off")
 CHECKS: tuple[Check, ...] = (
     Check("package-missing", "error", _missing, "install the package again with its dependencies"),
     Check("something-fails", "error", _failed, "put the message above into a bug report, with this whole text"),
+    Check("bad-option", "error", lambda facts: facts.options or None, "correct the variable, or unset it"),
     Check("torch-too-old", "error", _old_torch, "install torch 2.11 or newer"),
     Check(
         "newer-than-tested",

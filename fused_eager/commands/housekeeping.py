@@ -267,13 +267,13 @@ def gc(arguments: argparse.Namespace) -> int:
     for tier in place.tiers:
         store = tier.store
         if isinstance(store, LocalStore):
+            before = store.usage()
             used = {f"cas/{blob.sha256}" for c in entries(store) if c.manifest for blob in c.manifest.blobs}
             for stat in list(store.list("cas")):
                 # A blob is written before its manifest: what is young may be about to get one.
                 if stat.name not in used and stat.used < time.time() - 3600:
                     store.delete(stat.name)
-                    freed += stat.size
-            freed += store.gc(arguments.max_bytes)
+            freed += before - store.gc(arguments.max_bytes)
     print(f"{deleted} entries deleted, {freed:,} bytes of blobs freed")
     return 0
 

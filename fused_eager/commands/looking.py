@@ -47,6 +47,7 @@ class Facts:
     cache: tuple[str, ...] = ()
     cache_problem: str = ""
     cache_keys: bool = True  # shared stores have keys to believe them by, or are believed without
+    options: str = ""  # what is wrong with one
     environment: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,7 +170,7 @@ def gather() -> Facts:
         try:
             known.update(look())
         except OptionError as error:
-            failures[what] = redact(str(error))
+            known["options"] = redact(str(error))
         except Exception as error:  # a doctor reports what fails and goes on
             failures[what] = redact(f"{type(error).__name__}: {error}")
     return Facts(

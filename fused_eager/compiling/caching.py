@@ -264,11 +264,16 @@ def _open(config: Config) -> Keeper | None:
         LOG.emit("cache-off", detail=str(why))  # a user without a home
         return None
     except OSError as error:
-        raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, which cannot be read: {error}") from error
+        if config.cache_keys:
+            raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, which cannot be read: {error}") from error
+        raise OptionError(f"option 'cache' is {_shown(config)!r}, which cannot be opened: {error}") from error
     except store.KeyTextError as error:
         raise OptionError(f"option 'cache_keys' is {config.cache_keys!r}, and in it {error}") from error
-    except (ValueError, store.MissingExtra) as error:
-        urls = ",".join(redacted(url.strip()) for url in config.cache.split(","))
+    except (ValueError, ImportError, store.MissingExtra) as error:
         raise OptionError(
-            f"option 'cache' is {urls!r}: {error}; allowed: off, or URLs and absolute paths with commas"
+            f"option 'cache' is {_shown(config)!r}: {error}; allowed: off, or URLs and absolute paths with commas"
         ) from error
+
+
+def _shown(config: Config) -> str:
+    return ",".join(redacted(url.strip()) for url in config.cache.split(","))

@@ -15,6 +15,7 @@ from ..compiling import background
 from ..compiling.caching import keeper
 from ..config import Config, resolve
 from ..log import site
+from ..log.events import LOG
 from ..log.reasons import Reason
 from ..running import run
 from ..tracing.allowance import ALLOWANCE, limits
@@ -111,6 +112,8 @@ class fused_eager:
     def __enter__(self) -> fused_eager:
         thread = THREAD
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        if LOG.budgets:
+            config = config.replace(native="never")  # what torch runs alone nobody counts
         writer = self._writer(thread, config)
         if thread.door is None:
             if config.mode != "off":

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copyreg
 import functools
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from types import MethodType, ModuleType
+from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -36,12 +38,14 @@ from .threads import THREAD, current_door
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One patched callable: `owner.name`, whether it hands the memory to somebody outside, whether it reads that of all
-    its operands instead of the first alone, and whether it needs memory that torch can resize."""
+    """One patched callable: `owner.name`, whether it hands the memory to somebody outside (or, where torch itself asks,
+    as `torch.save` does for addresses, does not), whether it reads that of all its operands instead of the first alone,
+    and whether it needs memory that torch can resize."""
 
     owner: Any
     name: str
     exposes: bool = False
+    but_to_torch: bool = False
     operands: bool = False
     resizes: bool = False
 
@@ -77,7 +81,7 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__repr__"),
     Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
-    Guard(torch.UntypedStorage, "data_ptr", exposes=True),
+    Guard(torch.UntypedStorage, "data_ptr", exposes=True, but_to_torch=True),
     Guard(torch.UntypedStorage, "share_memory_", exposes=True),
     Guard(torch.UntypedStorage, "_share_fd_cpu_", exposes=True),
     Guard(torch.UntypedStorage, "_share_filename_cpu_", exposes=True),
@@ -93,6 +97,7 @@ READERS: tuple[Guard, ...] = (
 # These do go through the dispatcher, where a value is read; they are met to know when that is over.
 NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__")
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _listed = torch.Tensor.tolist  # the unpatched one
 
 
@@ -141,11 +146,19 @@ def _settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
             run.settle(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
         native.protect(storage)
-        if guard.exposes:
+        if guard.exposes and not (guard.but_to_torch and _is_asked_by_torch()):
             native.mark_exposed(storage)
         if guard.resizes:
             native.make_resizable(storage)
     return b is not None
+
+
+def _is_asked_by_torch() -> bool:
+    """Whether what has called a reader is torch's own Python."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
 class StandIn:
@@ -160,7 +173,7 @@ class StandIn:
         return self._call(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else MethodType(self._call, instance)
+        return self if instance is None else MethodType(self, instance)
 
     def __eq__(self, other: object) -> bool:
         return bool(self._original == (other._original if isinstance(other, StandIn) else other))

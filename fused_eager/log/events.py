@@ -55,7 +55,8 @@ class EventLog:
     """The last events of each kind, counts and sums that survive them, and the sinks that want each as it happens.
 
     `detailed` asks the stages for what costs time to find out: the modules and forward lines of ops, time per region.
-    `asked` says that a report will be printed of it.
+    `asked` says that a report will be printed of it, and `budgets` how many are open, for which nothing may go
+    unrecorded.
     """
 
     kept: int = KEPT
@@ -65,6 +66,7 @@ class EventLog:
     lock: threading.Lock = field(default_factory=threading.Lock)
     detailed: bool = False
     asked: bool = False
+    budgets: int = 0
     owed: collections.deque[Callable[[], Event]] = field(default_factory=collections.deque)
     paying: threading.RLock = field(default_factory=threading.RLock)
     volume: object = field(default_factory=object)  # another one once it has been cleared

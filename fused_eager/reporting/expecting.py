@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from ..compiling import background
 from ..errors import BudgetExceeded
+from ..front.context import fused_eager
+from ..front.threads import current_door
 from ..log.events import LOG, Event
 from .explaining import _with_plans
 from .report import Report
 from .source import short, shorten
 from .text import duration
 
-_NO_SYNC = frozenset({"cut.exit"})
+_NO_SYNC = frozenset({"cut.exit", "cut.options"})
+_CHOSEN = ("region.new", "region.unstable")  # what ends regions that ATen runs while nothing is compiled for them
 
 
 class expect:
@@ -32,6 +38,10 @@ class expect:
     None allows any number. What is still pending at the end of the body has not been compiled yet, and does not count:
     end the body where the work is cut anyway, after `optimizer.step()` or `fused_eager.sync()`. All threads count.
     An exception of the body passes through, whatever the budget says.
+
+    In the body everything is recorded, as with `native="never"`: what torch runs alone, because that is faster or while
+    something is being compiled, nobody could count. So it goes for the context around it and for those within, but not
+    for those that other threads have opened before.
     """
 
     def __init__(
@@ -43,10 +53,16 @@ class expect:
                 raise ValueError(f"max_{name}s cannot be {limit!r}; allowed: None, or a whole number from 0 on")
         self.seen: list[Event] = []
         self.start = 0.0
+        self._recorded = contextlib.ExitStack()
 
     def __enter__(self) -> expect:
         background.wait()  # what was asked for before is not the body's
         self.seen.clear()
+        LOG.budgets += 1
+        door = current_door()
+        if door is not None:
+            door.stream.spell.end()
+            self._recorded.enter_context(fused_eager())
         self.start = time.perf_counter()
         LOG.sinks.append(self.seen.append)
         return self
@@ -57,6 +73,8 @@ class expect:
         if error is None:
             background.wait()
         LOG.sinks.remove(self.seen.append)
+        LOG.budgets -= 1
+        self._recorded.__exit__(kind, error, trace)
         if error is not None:
             return
         broken = [(name, self._found(name)) for name, limit in self.limits.items() if limit is not None]
@@ -72,7 +90,21 @@ class expect:
         return Report.of([_with_plans(self.seen, self.start)])
 
     def _found(self, name: str) -> list[Event]:
-        return [e for e in self.seen if e.kind == name and e.data.get("reason") not in _NO_SYNC]
+        found = [e for e in self.seen if e.kind == name and e.data.get("reason") not in _NO_SYNC]
+        return [*found, *self._known_islands(found)] if name == "island" else found
+
+    def _known_islands(self, told: list[Event]) -> Iterator[Event]:
+        """Calls of the body that ran natively because that had turned out to be necessary before it."""
+        plans = {e.data["plan"]: e.data["regions"] for e in [*LOG.of("plan"), *self.seen] if e.kind == "plan"}
+        known = {(e.data["op"], e.data["site"]) for e in told}
+        for flush in [e for e in self.seen if e.kind == "flush"]:
+            for region in plans.get(flush.data["plan"], ()):
+                if region["how"] == "aten" and region["ended_by"] not in _CHOSEN:
+                    for line, _, _, ops in region["lines"]:
+                        for op in collections.Counter(ops).elements():
+                            if (op, line) not in known:
+                                said = {"op": op, "site": line, "reason": "no lowering, as found before"}
+                                yield Event("island", flush.time, said, flush.thread)
 
     def _text(self, broken: list[tuple[str, list[Event]]]) -> str:
         lines = []

@@ -42,6 +42,7 @@ def environment(**changed: str) -> dict[str, Any]:
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("package-missing", versions(networkx=None), "networkx"),
     ("something-fails", {"failures": {"jax": "ImportError: no such symbol"}}, "no such symbol"),
+    ("bad-option", {"options": "option 'mode' cannot be 'fast'"}, "'fast'"),
     ("torch-too-old", versions(torch="2.10.1+cu128"), "2.10.1"),
     ("newer-than-tested", versions(torch="3.0.0"), "torch is 3.0.0"),
     ("newer-than-tested", {**versions(jaxlib="0.13.0"), "jaxlib_wanted": "jaxlib"}, "jaxlib is 0.13.0"),
@@ -141,7 +142,7 @@ def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(looking, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
     facts = gather()
     assert "not seen" in facts.failures["storage trap"]
-    assert "'fast'" in facts.failures["options"]
+    assert "'fast'" in facts.options
     assert facts.failures["jax"] == "RuntimeError: no backend"
     assert "torch" not in facts.failures
     (finding,) = [finding for finding in findings(facts) if finding.code == "something-fails"]

@@ -112,6 +112,8 @@ def test_gc(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(listed(capsys)) == 2
     assert cache("gc", "--older-than", "1") == 0
     assert len(listed(capsys)) == 2
+    capsys.readouterr()
+    assert cache("gc") == 0 and "0 entries deleted, 0 bytes of blobs freed" in capsys.readouterr().out
     assert cache("gc", "--max-bytes", "1") == 0
     assert sum(p.stat().st_size for p in (filled / "cas").iterdir()) == 0
     assert cache("gc", "--older-than", "0") == 0

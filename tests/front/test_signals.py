@@ -241,3 +241,31 @@ def test_whose_code_a_signal_finds() -> None:
     assert signals._is_ours(context.__file__) and signals._is_ours(run.__file__)
     assert signals._is_ours(__file__) is False and signals._is_ours(pytest.__file__) is False
     assert signals._is_ours("<string>") is False and signals._is_ours(launch.__file__) is False
+
+
+@pytest.mark.parametrize("who", ["python", "compiled"])
+def test_a_handler_finds_what_it_would_between_two_lines(who: str) -> None:
+    """Also where one comes while torch is on its way to our mode: Python of its own runs there, with autograd off."""
+    x, y = torch.zeros(8), torch.zeros(8)
+    calls: list[bool] = []
+
+    def handler(number: int, frame: object) -> None:
+        p = torch.ones(3, requires_grad=True)
+        (p * 2).sum().backward()
+        calls.append((x * 1).sum().item() >= 0 and p.grad is not None)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with fused_eager(follower=who):
+            signal.setitimer(signal.ITIMER_REAL, 0.003, 0.0037)
+            until = time.monotonic() + 30
+            while len(calls) < 30 and time.monotonic() < until:
+                for _ in range(20):
+                    x.add_(1)
+                    y.copy_(x * 2)
+                y[0].item()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(calls) >= 30 and all(calls)

@@ -114,7 +114,8 @@ def test_a_change_of_ways_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> 
         while ways:
             x.mul_(0.9).sum().item()
             background.wait()
-    assert turns == [True, False]
+    # The last one: regions run for the first time, which have been compiled meanwhile.
+    assert turns == [True, False, False]
 
 
 def test_it_is_given_back_again_until_that_makes_no_difference(machine: Machine) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fused_eager import BudgetExceeded, Report, expect, fused_eager, sync
+from fused_eager.log.events import LOG
 from tests.streams import stable_shapes
 
 
@@ -89,3 +90,43 @@ def test_one_budget_may_be_used_again() -> None:
     for _ in range(3):
         with fused_eager(), budget:
             step(torch.ones(2))[0].item()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_nothing_goes_uncounted(inside: bool) -> None:
+    """Where torch alone would be faster, while something is compiled, and where lengths keep changing."""
+    context, x = fused_eager(native="measured", compile="auto"), torch.randn(16, 16)
+
+    def program() -> None:
+        for i in range(40):
+            (x * 2).sum().item()
+            torch.ones(3 + i).mul(3).sum().item()
+
+    with fused_eager(native="measured", compile="auto"):
+        program()  # it rests by now
+    first, second = (context, expect(max_syncs=3)) if inside else (expect(max_syncs=3), context)
+    with pytest.raises(BudgetExceeded, match="waited 80 times"), first, second:
+        program()
+    assert not LOG.budgets
+
+
+def test_islands_that_were_found_before_count() -> None:
+    x = torch.randn(8, 8)
+
+    def program() -> None:
+        for _ in range(4):
+            torch.linalg.eig(x @ x)[0].abs().sum().item()
+
+    with fused_eager(native="measured", compile="auto"):
+        program()
+        with pytest.raises(BudgetExceeded, match=r"linalg_eig"), expect(max_islands=0):
+            program()
+        with expect(max_islands=4):
+            program()
+
+
+def test_a_budget_ends_with_what_the_body_raises() -> None:
+    with fused_eager(), pytest.raises(ZeroDivisionError), expect(max_syncs=0):
+        torch.ones(3).sum().item()
+        raise ZeroDivisionError
+    assert not LOG.budgets
