@@ -297,6 +297,8 @@ def import_entries(arguments: argparse.Namespace) -> int:
     for checked in refused:
         print(f"{checked.digest[:16]}  refused: {checked.code} {checked.detail}".rstrip())
     print(f"{len(found) - len(refused)} entries imported, {len(refused)} refused")
+    if any(checked.code == "unsigned" for checked in refused):
+        print("Nobody has signed them: --unsigned takes them all the same, if you trust whoever has written the file.")
     return 0 if done and not refused else 1
 
 

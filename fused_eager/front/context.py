@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,7 @@ from .. import follower
 from ..compiling import background
 from ..compiling.caching import keeper
 from ..config import Config, resolve
+from ..errors import FusedEagerError
 from ..log import site
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -88,6 +90,7 @@ class fused_eager:
     """
 
     def __init__(self, mode: str | None = None, **options: Any):
+        self._entered: list[int] = []  # by which threads
         self.place: Any = None  # what tells its entry from others, if not the line
         self.options = {"mode": mode, **options}
         resolve(self.options)  # a mistake is told where it is written, not where the context is entered
@@ -125,11 +128,18 @@ class fused_eager:
             self._switch(thread.door, config)
         thread.configs.append(config)
         thread.writers.append(writer)
+        self._entered.append(threading.get_ident())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if threading.get_ident() not in self._entered:
+            raise FusedEagerError(
+                "a context is to be left in the thread that has entered it: it stays open there (a generator with one "
+                "in its body was closed, or ended, by another thread)"
+            )
+        self._entered.remove(threading.get_ident())
         thread = THREAD
         thread.configs.pop()
         writer = thread.writers.pop()

@@ -77,17 +77,17 @@ WAITS: tuple[Wait, ...] = (
         f"print less often: {KEEP}",
     ),
     Wait(
+        "numpy",
+        lambda detail, source: "numpy" in detail or "__array__" in detail or "__dlpack__" in detail,
+        "handing a tensor to NumPy waits for its value",
+        "keep the data as tensors inside the loop, and convert once after it (torch.stack(kept).numpy())",
+    ),
+    Wait(
         "branch",
         lambda detail, source: bool(re.match(r"(if|elif|while|assert)\b", source))
         and not re.search(r"\.item\(|\.tolist\(|\bfloat\(|\bint\(", source),
         "a branch on a tensor's value waits for it, and cuts the work in two",
         "compute both cases and choose with torch.where (or a mask), so that Python need not know the value",
-    ),
-    Wait(
-        "numpy",
-        lambda detail, source: "numpy" in detail or "__array__" in detail or "__dlpack__" in detail,
-        "handing a tensor to NumPy waits for its value",
-        "keep the data as tensors inside the loop, and convert once after it (torch.stack(kept).numpy())",
     ),
     Wait(
         "item",

@@ -120,11 +120,14 @@ def test_gc(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys) == []
 
 
-def test_a_bundle_moves_a_cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_moves_a_cache(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = str(tmp_path / "bundle.tar")
     assert cache("export", bundle) == 0
     monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "elsewhere"))
-    assert cache("import", bundle) == 1  # nobody vouches for it
+    capsys.readouterr()
+    assert cache("import", bundle) == 1 and "--unsigned" in capsys.readouterr().out  # nobody vouches for it
     assert cache("import", bundle, "--unsigned") == 0
     assert "compile" not in run(small, tmp_path / "elsewhere")[1]
 

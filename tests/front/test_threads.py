@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from fused_eager import current_mode, fused_eager, progress
+from fused_eager import FusedEagerError, current_mode, fused_eager, progress
 from fused_eager.memory.buffers import buffer_of
 
 
@@ -125,3 +126,34 @@ def test_a_pool_that_outlives_a_context_runs_its_jobs_in_the_next_one() -> None:
             assert z.tolist() == [4.0] * 4
         pool.submit(job).result()
     assert modes == ["fused"] * 3 + ["off"] and x.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("started", ["inside", "before"])
+def test_a_context_that_another_thread_leaves_stays_open(started: str) -> None:
+    """As where a generator with one in its body is closed by whoever holds it last."""
+    go, raised, context = threading.Event(), [], fused_eager()
+
+    def body() -> Iterator[torch.Tensor]:
+        with context:
+            yield torch.ones(3) * 2
+
+    def close() -> None:
+        go.wait(60)
+        try:
+            generator.close()
+        except FusedEagerError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=close)
+    if started == "before":
+        thread.start()
+    generator = body()
+    assert next(generator).tolist() == [2.0] * 3
+    if started == "inside":
+        thread.start()
+    go.set()
+    thread.join()
+    assert len(raised) == 1 and "in the thread that has entered it" in raised[0]
+    assert current_mode() == "fused" and (torch.ones(3) + 1).tolist() == [2.0] * 3
+    context.__exit__(None, None, None)
+    assert current_mode() == "off" and (torch.ones(3) + 1).tolist() == [2.0] * 3
