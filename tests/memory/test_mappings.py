@@ -39,10 +39,10 @@ def test_executables_are_forgotten_before_there_are_too_many(monkeypatch: pytest
     limit.write_text(str(int((held() + 150) / mappings.SHARE)))
     monkeypatch.setattr(mappings, "_LIMIT", limit)
     monkeypatch.setattr(mappings, "_calls", itertools.count(1))
-    expected = programs(0, 30)
+    expected = programs(0, 16)
     before = held()
     with stable_shapes(), events("forgotten") as seen, fused_eager(mode="fused"):
-        got = programs(0, 30)
+        got = programs(0, 16)
         assert got == pytest.approx(expected, rel=1e-5)
         assert seen and seen[0].data["maps"] > before
         assert held() < before + 2000
