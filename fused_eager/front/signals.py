@@ -97,7 +97,10 @@ def _is_within(frame: FrameType | None) -> bool:
 
 
 def _in_an_op() -> bool:
-    """Whether torch is on its way to our mode, or comes from there: Python of its own runs there, below autograd."""
+    """Whether torch is on its way to our mode, or comes from there, where Python of its own runs, below autograd; or in
+    a backward pass, which in eager is no place between two lines."""
+    if torch._C._current_graph_task_id() != -1:
+        return True
     door = current_door()
     if door is not None and not door.aside and not door.hidden and door not in stack():
         return True
