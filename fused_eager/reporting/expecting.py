@@ -70,11 +70,13 @@ class expect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            background.wait()
-        LOG.sinks.remove(self.seen.append)
-        LOG.budgets -= 1
-        self._recorded.__exit__(kind, error, trace)
+        try:
+            if error is None:
+                background.wait()
+        finally:
+            LOG.sinks.remove(self.seen.append)
+            LOG.budgets -= 1
+            self._recorded.__exit__(kind, error, trace)
         if error is not None:
             return
         broken = [(name, self._found(name)) for name, limit in self.limits.items() if limit is not None]
