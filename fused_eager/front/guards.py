@@ -39,8 +39,6 @@ from .threads import current_door, in_context_of
 TRACERS: tuple[str, ...] = ("trace", "trace_module")
 PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # what cannot hold a tensor
-
 _lock = threading.Lock()
 _users = 0
 _undo = contextlib.ExitStack()
@@ -122,7 +120,7 @@ def _before_put(original: Callable[..., Any]) -> Callable[..., Any]:
     def put(box: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
         # Whoever takes it out may be a thread that was there before the context. What is hidden in an object or a
         # function cannot be known, so all is finished for those.
-        if not all(isinstance(a, _PLAIN) for a in leaves([item])):
+        if not all(isinstance(a, readers.PLAIN) for a in leaves([item])):
             _settle_everything(Reason("sync.thread", "an object is put in a queue"))
         return original(box, item, *args, **kwargs)
 

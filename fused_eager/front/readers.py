@@ -97,7 +97,7 @@ READERS: tuple[Guard, ...] = (
 # These do go through the dispatcher, where a value is read; they are met to know when that is over.
 NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__")
 
-_PLAIN = frozenset({float, int, bool, str, bytes, type(None)})  # what lists of a million elements are made of
+PLAIN = (float, int, bool, type(None), complex, str, bytes)  # cannot hold a tensor; numbers come by the million
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _listed = torch.Tensor.tolist  # the unpatched one
 
@@ -202,7 +202,7 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
             if isinstance(a, (torch.Tensor, torch.UntypedStorage)):
                 with torch._C.DisableTorchFunction():
                     waited.append(_settled(a, guard))
-            elif guard.operands and type(a) not in _PLAIN and isinstance(a, Sequence):
+            elif guard.operands and type(a) not in PLAIN and isinstance(a, Sequence):
                 run.settle_all(Reason("sync.memory", guard.name))  # a sequence of another kind, of whatever it holds
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.

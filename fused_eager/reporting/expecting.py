@@ -14,13 +14,13 @@ from ..errors import BudgetExceeded
 from ..front.context import fused_eager
 from ..front.threads import current_door
 from ..log.events import LOG, Event
+from ..log.reasons import NOT_COMPILED
 from .explaining import _with_plans
 from .report import Report
 from .source import short, shorten
 from .text import duration
 
 _NO_SYNC = frozenset({"cut.exit", "cut.options"})
-_CHOSEN = ("region.new", "region.unstable")  # what ends regions that ATen runs while nothing is compiled for them
 
 
 class expect:
@@ -101,7 +101,7 @@ class expect:
         known = {(e.data["op"], e.data["site"]) for e in told}
         for flush in [e for e in self.seen if e.kind == "flush"]:
             for region in plans.get(flush.data["plan"], ()):
-                if region["how"] == "aten" and region["ended_by"] not in _CHOSEN:
+                if region["how"] == "aten" and region["ended_by"] not in NOT_COMPILED:
                     for line, _, _, ops in region["lines"]:
                         for op in collections.Counter(ops).elements():
                             if (op, line) not in known:

@@ -18,6 +18,7 @@ from fused_eager.fusion_rules.spec import contiguous_strides
 
 from ..errors import IslandRefused
 from ..log.events import LOG
+from ..log.reasons import NOT_COMPILED
 from ..log.site import describe
 from ..memory import buffers
 from ..planning.plan import Region, operands
@@ -87,7 +88,7 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
             What does not depend on it has been run.
     """
     first: Exception | None = None
-    chosen = region.ended_by.code in ("region.new", "region.unstable")  # not because an op has no lowering
+    chosen = region.ended_by.code in NOT_COMPILED
     dying = _dying(nodes, region)
     with as_eager():
         for i in region.nodes:
