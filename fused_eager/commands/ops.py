@@ -24,6 +24,7 @@ from fused_eager.fusion_rules.lowering import leaves
 from ..front.context import fused_eager
 from ..front.intercept import Watcher
 from ..log.events import LOG, Event
+from ..progress import waiting
 from ..tracing.calls import TINY
 from ..tracing.opinfo import Kind, info_of
 
@@ -180,9 +181,9 @@ def corpus() -> list[Any] | None:
 def rows(names: Iterable[str] = (), dtype: torch.dtype = torch.float32, samples: int = 16) -> Iterator[Row]:
     """The measured rows of the named entries of op_db (none named: of all), in its order."""
     wanted = set(names)
-    for info in corpus() or []:
-        if not wanted or info.name in wanted or entry_name(info) in wanted:
-            yield measure(info, dtype, samples)
+    chosen = [i for i in corpus() or [] if not wanted or i.name in wanted or entry_name(i) in wanted]
+    for info in chosen:
+        yield measure(info, dtype, samples)
 
 
 def registered() -> list[Row]:
@@ -253,7 +254,10 @@ def main(argv: list[str], prog: str) -> int:
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown to a file")
     args = parser.parse_args(argv)
     measured = corpus() is not None
-    table = list(rows(args.names, samples=args.samples)) if measured else registered()
+    table: list[Row] = []
+    with waiting(lambda: f"{len(table)} entries measured"):
+        for row in rows(args.names, samples=args.samples) if measured else registered():
+            table.append(row)
     if measured and not table:
         print(f"{prog}: op_db has no entry {', '.join(args.names)}", file=sys.stderr)
         return 2
