@@ -18,7 +18,7 @@ from ..log.reasons import NOT_COMPILED
 from .explaining import _with_plans
 from .report import Report
 from .source import short, shorten
-from .text import duration
+from .text import count, duration
 
 _NO_SYNC = frozenset({"cut.exit", "cut.options"})
 
@@ -111,7 +111,8 @@ class expect:
     def _text(self, broken: list[tuple[str, list[Event]]]) -> str:
         lines = []
         for name, found in broken:
-            lines.append(f"{_COUNTED[name].format(len(found))}; allowed: {self.limits[name]} (max_{name}s)")
+            words, noun = _COUNTED[name]
+            lines.append(f"{words.format(count(len(found), noun))}; allowed: {self.limits[name]} (max_{name}s)")
             lines += [f"  {_TOLD[name](e.data)}" for e in found[:20]]
             if len(found) > 20:
                 lines.append(f"  and {len(found) - 20} more")
@@ -136,8 +137,8 @@ def _native(d: dict[str, Any]) -> str:
 
 
 _COUNTED = {
-    "compile": "{} regions were compiled",
-    "sync": "the program waited {} times",
-    "island": "{} ops ran natively",
+    "compile": ("{} compiled", "region"),
+    "sync": ("the program waited {}", "time"),
+    "island": ("{} ran natively", "op"),
 }
 _TOLD = {"compile": _compiled, "sync": _waited, "island": _native}

@@ -19,7 +19,7 @@ from .reading import Process, from_memory
 from .report import Report
 from .rows import Region
 from .source import short, shorten, split, text
-from .text import duration
+from .text import count, duration
 from .writer import want_details
 
 
@@ -68,8 +68,8 @@ class Explanation:
     def __str__(self) -> str:
         f = self.report.facts
         lines = [
-            f"{f.ops} ops in {f.runs} regions; {len(f.compiles)} compiled in {duration(f.compiling_in_all)}; "
-            f"{sum(s.count for s in f.syncs if s.reason != 'cut.exit')} waits"
+            f"{count(f.ops, 'op')} in {count(f.runs, 'region')}; {len(f.compiles)} compiled in "
+            f"{duration(f.compiling_in_all)}; {count(sum(s.count for s in f.syncs if s.reason != 'cut.exit'), 'wait')}"
         ]
         sites = list(f.lines)
         for number, region in enumerate(self.regions):

@@ -63,6 +63,10 @@ class Facts:
         """How often a region ran."""
         return sum(r.count for r in self.regions)
 
+    def ran(self, how: str) -> int:
+        """How many ops ran in regions of one kind, "xla" (fused) or "aten" (natively), each time counted."""
+        return sum(r.count * r.ops for r in self.regions if r.how == how)
+
     @property
     def compiling_in_all(self) -> float:
         """Seconds of compiling, waited for or not."""

@@ -35,6 +35,11 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def times(f: Facts) -> list[tuple[str, float]]:
     """Where the host's time went, in parts that do not overlap; the last is what is left."""
     rows = [
@@ -50,9 +55,21 @@ def times(f: Facts) -> list[tuple[str, float]]:
 
 def headline(f: Facts) -> str:
     """The run in a line."""
-    steps = f", {f.steps} rounds ({f.steps / f.seconds:.3g}/s)" if f.steps and f.seconds else ""
+    steps = f", {count(f.steps, 'round')} ({f.steps / f.seconds:.3g}/s)" if f.steps and f.seconds else ""
     many = f"{len(f.processes)} processes, " if len(f.processes) > 1 else ""
-    return f"{many}{duration(f.seconds)}{steps}; {f.ops} ops ran in {f.runs} regions"
+    return f"{many}{duration(f.seconds)}{steps}; {count(f.ops, 'op')} ran in {count(f.runs, 'region')}"
+
+
+def fused_line(f: Facts) -> str:
+    """How much of the run was fused, and what became of the rest."""
+    fused, native = f.ran("xla"), f.ran("aten")
+    parts = []
+    if fused + native:
+        parts.append(f"{fused / (fused + native):.0%} of the recorded ops ran in compiled regions")
+    if f.turns:
+        what = "all rounds" if f.turns >= f.steps else f"{f.turns} of {count(f.steps, 'round')}"
+        parts.append(f"{what} ran on torch alone, unrecorded")
+    return ", ".join(parts)
 
 
 def facts_lines(f: Facts) -> list[str]:
@@ -60,6 +77,9 @@ def facts_lines(f: Facts) -> list[str]:
     total = sum(s for _, s in times(f)) or 1.0
     shares = [f"{duration(s)} {name} ({s / total:.0%})" for name, s in times(f) if s / total > 0.005]
     lines = ["time: " + ", ".join(shares)]
+    fused = fused_line(f)
+    if fused:
+        lines.append(f"fused: {fused}")
     if f.rests > f.flushes:
         lines.append(
             "unrecorded: most of it so far, as writing ops down may take a quarter of the time and no more; "
@@ -69,23 +89,23 @@ def facts_lines(f: Facts) -> list[str]:
         again = len(f.again)
         behind = f" ({duration(f.behind)} of it while the program went on)" if f.behind else ""
         lines.append(
-            f"compiled: {len(f.compiles)} regions in {duration(f.compiling_in_all)}{behind}, {again} of them in "
-            "another form of ops that had been compiled before"
+            f"compiled: {count(len(f.compiles), 'region')} in {duration(f.compiling_in_all)}{behind}, {again} of them "
+            "in another form of ops that had been compiled before"
         )
     if f.loads:
         spent, saved = sum(d["seconds"] for d in f.loads), sum(d["saved"] for d in f.loads)
         lines.append(
-            f"loaded: {len(f.loads)} regions from the compile cache in {duration(spent)}; compiling them had taken "
-            f"{duration(saved)}"
+            f"loaded: {count(len(f.loads), 'region')} from the compile cache in {duration(spent)}; compiling them had "
+            f"taken {duration(saved)}"
         )
     if f.refused:
         first = f.refused[0]
         lines.append(
-            f"not kept: {len(f.refused)} regions, which the next process will have to compile again; "
+            f"not kept: {count(len(f.refused), 'region')}, which the next process will have to compile again; "
             f"{first['region']}: {first['detail']}"
         )
     for device, ops in f.elsewhere.items():
-        lines.append(f"elsewhere: {ops} ops ran natively on {device}, which is not fused")
+        lines.append(f"elsewhere: {count(ops, 'op')} ran natively on {device}, which is not fused")
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
     donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
     scratch = sum(r.data.get("scratch_bytes", 0) * r.count for r in f.regions)
@@ -140,6 +160,8 @@ def render(report: Report) -> str:
             lines.append(f"    and {len(report.advice) - ADVICE} more")
     elif f.flushes:
         lines += ["", "Nothing to change: no line waits in every round, nothing was compiled twice without need."]
+        if f.turns > f.steps / 2:
+            lines.append("Most rounds ran on torch alone: that was faster, or something was being compiled.")
     lines += _tables(f, sites)
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ def test_a_compilation_is_told_with_its_reason_and_line() -> None:
         with pytest.raises(BudgetExceeded) as caught, expect(max_compiles=0):
             step(six).sum().item()
     text = str(caught.value)
-    assert "1 regions were compiled; allowed: 0 (max_compiles)" in text
+    assert "1 region compiled; allowed: 0 (max_compiles)" in text
     assert "only shape[0] of input 0 changed, 5 -> 6" in text and "test_expecting.py:" in text
     assert isinstance(caught.value.report, Report) and caught.value.report.compilations == 1
 

@@ -98,7 +98,7 @@ def test_what_the_compile_cache_does_not_keep_is_told_with_the_reason() -> None:
     log = Log()
     assert "not kept" not in str(log.report)
     log.tell("cache-refused", region="3 ops from a.py:1", detail="nothing is known of it")
-    assert "not kept: 1 regions, which the next process will have to compile again; 3 ops" in str(log.report)
+    assert "not kept: 1 region, which the next process will have to compile again; 3 ops" in str(log.report)
     assert "nothing is known of it" in str(log.report)
 
 
