@@ -48,6 +48,11 @@ class Config:
         "auto: ATen runs what is not compiled yet, and only what comes again is compiled; wait: the program waits for "
         "the compiler; blocking: and nothing is chosen by measured time, so that runs are reproducible bit for bit",
     )
+    compiler: Literal["process", "thread"] = _row(
+        "process",
+        "where XLA compiles for the processor: in a process of its own, which takes the memory and ends at once; or in "
+        "a thread of this one",
+    )
     max_pending: int = _row(4096, "ops that may be pending before they are run without being asked for", minimum=1)
     max_region: int = _row(1024, "ops that one region may hold", minimum=1)
     log: Literal["", "ops", "plans"] = _row("", "print each op with its shapes and call site, or each plan")
@@ -112,6 +117,11 @@ class Config:
         and who has regions verified wants them to run.
         """
         return self.islands != "allow" or self.verify > 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether XLA compiles in a process of its own, where it can."""
+        return self.compiler == "process"
 
     @property
     def validates(self) -> bool:

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax._src import compiler
 from jax._src.interpreters import pxla
+
+T = TypeVar("T")
 
 # Traces and arrays with 64-bit numbers; before jax 0.8 it was elsewhere.
 _jax = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
@@ -47,12 +52,35 @@ def let_go(traced: jax.stages.Traced) -> None:
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """What XLA makes of a lowered function, where no library that it calls is known to be wrong."""
+    return with_libraries(lambda library: lowered.compile(compiler_options=library))
+
+
+def with_libraries(compile: Callable[[dict[str, str]], T]) -> T:
+    """What `compile` makes with the options that keep XLA from calling libraries that are known to be wrong.
+
+    Raises:
+        JaxRuntimeError: as `compile` does, but where it knows no such option.
+    """
     for library in list(_LIBRARIES):
         try:
-            return lowered.compile(compiler_options=library)
+            return compile(library)
         except jax.errors.JaxRuntimeError as error:
             if not (library and _UNKNOWN.search(str(error))):
                 raise
             # Each try counts as a compilation of JAX's. (Another thread may have found it out meanwhile.)
             _LIBRARIES[:] = [known for known in _LIBRARIES if known != library]
     raise AssertionError("the last of the libraries is none")
+
+
+def bytecode(lowered: jax.stages.Lowered) -> bytes:
+    """A lowered function as MLIR bytecode."""
+    written = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def options(library: dict[str, str]) -> bytes:
+    """What `compiled` compiles with, as JAX's switches and XLA_FLAGS have it, serialised."""
+    client, alone = device().client, np.array([[device().id]])
+    made = compiler.get_compile_options(1, 1, alone, env_options_overrides=library, backend=client)
+    return made.SerializeAsString()

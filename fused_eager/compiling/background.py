@@ -27,6 +27,7 @@ from .. import progress
 from ..bounded import Bounded
 from ..choosing.hotness import Spell
 from ..log.events import LOG
+from .apart import COMPILER
 
 if TYPE_CHECKING:
     from ..running.load import Ready
@@ -169,12 +170,22 @@ class Queue:
                 self._resting.clear()
 
     def _close(self) -> None:
-        """At the end of the process: what has not begun need not begin, but XLA cannot be interrupted, and a process
-        that ends under it crashes.
+        """At the end of the process: what has not begun need not begin.
+
+        What XLA is at in a process of its own is waited for where the next process can find it, and where the program
+        has come to its end. In this process XLA cannot be interrupted, and a process that ends under it crashes.
         """
         self.closing = True
-        if self._open:
-            assert self._writer is not None
+        if not self._open:
+            return
+        from .caching import is_any_open  # which needs, by way of `surroundings`, what is here
+
+        assert self._writer is not None
+        try:
+            if is_any_open() and not hasattr(sys, "last_value"):  # nor has anything been raised that nobody has handled
+                progress.until(self._writer.flush, "finishing the compilation that XLA is at")
+        finally:
+            COMPILER.close()
             progress.until(self._writer.flush, "finishing the compilation that XLA is at")
 
     def forget(self) -> None:
@@ -201,6 +212,11 @@ def busy() -> bool:
 def is_closing() -> bool:
     """Whether the interpreter ends: what has not begun need not begin."""
     return _QUEUE.closing
+
+
+def nice() -> int:
+    """By how much the priority of what the calling thread has compiled is lowered: not where the program waits."""
+    return NICE if is_own_thread() else 0
 
 
 def is_own_thread() -> bool:

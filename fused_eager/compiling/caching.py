@@ -250,6 +250,11 @@ def keeper(config: Config) -> Keeper | None:
         return _KEEPERS[rows]
 
 
+def is_any_open() -> bool:
+    """Whether what is compiled is kept for other processes."""
+    return any(each is not None for each in list(_KEEPERS.values()))
+
+
 def forget_loaded() -> None:
     """Keep no executable in memory; what the stores hold stays there."""
     for each in list(_KEEPERS.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -17,6 +17,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .. import xla
 from ..bounded import Bounded
+from ..log.events import LOG
 from ..log.site import describe
 from ..lowering import row_blocks
 from ..lowering.lower import Function
@@ -25,8 +26,9 @@ from ..memory.scratch import wanted
 from ..planning.plan import Region
 from ..progress import waiting
 from ..tracing.stream import Node
-from . import telling
-from .executable import Executable, Made, RunCheck, direct, settle
+from . import background, telling
+from .apart import COMPILER, Abandoned, Unavailable
+from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, settle
 from .key import identity
 
 if TYPE_CHECKING:
@@ -51,8 +53,10 @@ def load_or_compile(
     bounds: bool,
     progress: bool,
     keeper: Keeper | None = None,
+    apart: bool = True,
 ) -> Executable:
-    """The executable of an XLA region: from memory, from the cache that `keeper` keeps, or newly compiled.
+    """The executable of an XLA region: from memory, from the cache that `keeper` keeps, or newly compiled, `apart` from
+    this process or in it.
 
     Raises:
         NodeFailed: one of its nodes has no lowering after all; plan again with that node as an island.
@@ -67,7 +71,7 @@ def load_or_compile(
         try:
             found = MEMORY.get(key)
             if found is None:
-                found = MEMORY[key] = _load_or_compile(nodes, region, homes, bounds, progress, keeper)
+                found = MEMORY[key] = _load_or_compile(nodes, region, homes, bounds, progress, keeper, apart)
         finally:
             _FLIGHTS.pop(key, None)
     return found
@@ -80,6 +84,7 @@ def _load_or_compile(
     bounds: bool,
     progress: bool,
     keeper: Keeper | None,
+    apart: bool,
 ) -> Executable:
     name = region_name(nodes, region)
 
@@ -87,7 +92,7 @@ def _load_or_compile(
         # One at a time: XLA takes all cores by itself.
         with _LOCK, waiting(f"compiling {name}", progress):
             telling.compiling(name)
-            made = build(nodes, region, homes, bounds, name)
+            made = build(nodes, region, homes, bounds, name, apart)
         telling.compiled(nodes, region, homes, bounds, made)
         return made
 
@@ -113,12 +118,17 @@ def _arguments(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home])
     return [*avals, jax.ShapeDtypeStruct((floats,), "float64"), jax.ShapeDtypeStruct((ints,), "int64")]
 
 
-def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, name: str) -> Made:
-    """Trace, lower and compile a region.
+def build(
+    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, name: str, apart: bool = True
+) -> Made:
+    """Trace, lower and compile a region; `apart`: in a process of XLA's own, where that can be.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
+    if apart:
+        with suppress(Unavailable):
+            COMPILER.start(background.nice())  # it starts while JAX traces
     function = Function(nodes, region, bounds)
     started = time.perf_counter()
     with _tracing():
@@ -133,14 +143,26 @@ def build(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], boun
         lowered = jitted.lower()
         xla.let_go(jitted)
         tracing = time.perf_counter() - started
-        compiled = xla.compiled(lowered)
-    loaded, portable = settle(lowered, compiled)
+        loaded, portable, beside = _compiled(lowered, apart)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
     call = direct(loaded, outputs, len(checks), scratch)
-    return Made(Executable(call, checks, seconds, name), lowered, compiled, portable, tracing, blocks)
+    return Made(Executable(call, checks, seconds, name), lowered, portable, tracing, blocks, beside)
+
+
+def _compiled(lowered: jax.stages.Lowered, apart: bool) -> tuple[Any, Portable | NotPortable, bool]:
+    """The executable, its bytes, and whether it was compiled apart."""
+    if background.is_closing():
+        raise Abandoned
+    if apart:
+        try:
+            return *made_apart(lowered, background.nice()), True
+        except Unavailable as why:
+            if str(why):
+                LOG.count(f"regions compiled in this process: {why}")
+    return *settle(lowered, xla.compiled(lowered)), False
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)

@@ -26,7 +26,8 @@ from ..log.events import LOG
 from ..memory.buffers import Home
 from ..memory.heap import keep_blocks
 from ..memory.scratch import SCRATCH
-from ..xla import device, enable_x64
+from ..xla import bytecode, device, enable_x64, options, with_libraries
+from .apart import COMPILER, Refused, Unavailable
 from .strip import strip
 
 _xla = xla_client._xla
@@ -87,15 +88,15 @@ class Portable:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A fresh compilation: the executable, JAX's two objects that it came from, its bytes or why there are none, the
-    seconds in JAX, and how its rows were cut into blocks, in words."""
+    """A fresh compilation: the executable, JAX's object that it came from, its bytes or why there are none, the seconds
+    in JAX, how its rows were cut into blocks, in words, and whether it was compiled in a process of its own."""
 
     executable: Executable
     lowered: Any
-    compiled: Any
     portable: Portable | NotPortable
     tracing: float
     blocks: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +144,61 @@ def _unchecked() -> dict[str, bool]:
     return {"_skip_checks": True} if "_skip_checks" in (_xla.array_result_handler.__doc__ or "") else {}
 
 
+def nothing() -> None:
+    """What is to be done for functions of XLA's own."""
+
+
 # What calls out of XLA's own code, by the beginnings of the names. A finished executable finds these functions only in
 # a process that has registered them, and jumps to address 0 elsewhere: what is in no row is not kept.
 _PREPARE: dict[str, Callable[[], None]] = {
     "lapack_": lapack.prepare,
-    "mhlo.": lambda: None,
-    "chlo.": lambda: None,
-    "TopK": lambda: None,
-    "Sharding": lambda: None,
-    "LayoutConstraint": lambda: None,  # the compiler has taken it out
+    "mhlo.": nothing,
+    "chlo.": nothing,
+    "TopK": nothing,
+    "Sharding": nothing,
+    "LayoutConstraint": nothing,  # the compiler has taken it out
 }
 _CUSTOM_CALL = re.compile(r"custom_call @([\w.]+)")
 
 
 def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
+
+
+def made_apart(lowered: Any, nice: int) -> tuple[Any, Portable]:
+    """What XLA makes of JAX's `Lowered` of a region in a process of its own: the executable, and its bytes.
+
+    Raises:
+        Unavailable: it has to be compiled in this process, and why.
+        JaxRuntimeError: XLA cannot compile it.
+        RuntimeError: as `settle`; or the process ended.
+    """
+    try:
+        families = _families(lowered)
+    except NotPortable as why:
+        raise Unavailable("") from why  # what it calls is in this process
+    if any(_PREPARE[family] is not nothing for family in families) or device().platform != "cpu":
+        raise Unavailable("")
+    problem = unstripped()
+
+    def compile(library: dict[str, str]) -> bytes:
+        try:
+            return COMPILER.compile(program, options(library), not problem, nice)
+        except Refused as error:
+            raise jax.errors.JaxRuntimeError(str(error)) from None
+
+    try:
+        program = bytecode(lowered)
+        options({})
+    except (AttributeError, TypeError, ImportError) as error:
+        raise Unavailable(f"this version of JAX is not known: {error}") from error
+    portable = Portable(with_libraries(compile), families)
+    try:
+        loaded = portable.load()
+    except RuntimeError as error:
+        raise Unavailable(f"what was compiled apart cannot be loaded: {str(error)[:200]}") from error
+    _check_order(loaded)
+    return loaded, portable
 
 
 def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
@@ -233,15 +274,21 @@ def _of_every_kind(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _portable(lowered: Any, fresh: Any) -> Portable:
-    targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
-    foreign = [t for t in targets if _family(t) is None]
-    if foreign:
-        raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")
+    families = _families(lowered)
     try:
         code = fresh.client.serialize_executable(fresh)
     except Exception as error:  # XLA's own error types differ from version to version
         raise NotPortable(f"XLA cannot serialise it: {str(error)[:200]}") from error
-    return Portable(code, tuple(sorted({family for t in targets if (family := _family(t))})))
+    return Portable(code, families)
+
+
+def _families(lowered: Any) -> tuple[str, ...]:
+    """The families of the functions that a program calls. Raises NotPortable where one is in none."""
+    targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
+    foreign = [t for t in targets if _family(t) is None]
+    if foreign:
+        raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")
+    return tuple(sorted({family for t in targets if (family := _family(t))}))
 
 
 def to_blobs(portable: Portable | NotPortable, executable: Executable) -> dict[str, bytes]:

@@ -160,7 +160,8 @@ def _executable(work: Work, before: Work, of: Template, region: Region) -> Execu
     prove(work, of, region, block)
     prove(before, of, region, block)
     progress = config.progress and not background.is_own_thread()
-    made = load_or_compile(of.nodes, region, of.homes, config.check_bounds, progress, keeper(config))
+    kept = keeper(config)
+    made = load_or_compile(of.nodes, region, of.homes, config.check_bounds, progress, kept, config.apart)
     if made.checks:
         raise Refused(f"{made.checks[0].error} may have to be raised")
     return replace(made, call=BlockByBlock(of, region, made), key="")

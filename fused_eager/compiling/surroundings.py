@@ -27,7 +27,7 @@ from fused_eager.fusion_rules.precision import switches
 from .. import lowering, xla
 from ..memory import scratch
 from ..planning import forms
-from . import canonical, executable, strip
+from . import apart, canonical, executable, strip, xla_process
 from . import compile as compiling
 
 # JAX's options that change what is traced or how XLA compiles it.
@@ -63,7 +63,9 @@ def lowering_digest() -> str:
     Raises:
         Unencodable: the source is not there to be read.
     """
-    packages, modules = (fusion_rules, lowering), (canonical, compiling, executable, forms, scratch, strip, xla)
+    packages, modules = (fusion_rules, lowering), (
+        apart, canonical, compiling, executable, forms, scratch, strip, xla, xla_process
+    )
     files = [path for package in packages for path in Path(package.__file__ or "").parent.glob("*.py")]
     files += [Path(module.__file__ or "") for module in modules]
     total = hashlib.sha256(b"fused-eager/lowering/1\0")

@@ -229,6 +229,7 @@ def compiled(
         seconds=seconds,
         tracing=made.tracing,
         blocks=made.blocks,
+        apart=made.apart,
         waited=waited,
         inputs=len(region.inputs),
         outputs=len(region.outputs),

@@ -156,6 +156,9 @@ class fused_eager:
         if door is None:
             return
         goes_on = any(c.mode != "off" for c in thread.configs)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and door.stream.config.mode == "fused":
+            # Who wants it to end does not want to wait for a compiler: ATen runs what is pending.
+            door.stream.config = door.stream.config.replace(compile="auto")
         try:
             if goes_on:
                 try:

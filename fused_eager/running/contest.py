@@ -64,6 +64,7 @@ class Call:
     region: Region
     homes: Mapping[int, Home]
     bounds: bool
+    apart: bool = True  # where it is compiled
 
     @property
     def node(self) -> Node:
@@ -72,7 +73,12 @@ class Call:
 
 
 def islands(
-    nodes: Sequence[Node], live: frozenset[int], homes: Mapping[int, Home], bounds: bool, kept: Keeper | None
+    nodes: Sequence[Node],
+    live: frozenset[int],
+    homes: Mapping[int, Home],
+    bounds: bool,
+    kept: Keeper | None,
+    apart: bool = True,
 ) -> dict[int, str]:
     """The nodes that ATen runs so much faster that they are worth a cut, and why, in words.
 
@@ -84,7 +90,8 @@ def islands(
         results = tuple(r.vid for r in node.results if r.vid in read)
         if results and _is_contested(node, homes):
             inputs = tuple(dict.fromkeys(operands(node)))
-            choice = _winner(Call(nodes, Region((i,), inputs, results, (), "xla", _ALONE), homes, bounds), kept)
+            region = Region((i,), inputs, results, (), "xla", _ALONE)
+            choice = _winner(Call(nodes, region, homes, bounds, apart), kept)
             if choice is not None and choice.native:
                 found[i] = _words(choice)
     return found
@@ -162,7 +169,7 @@ def _through_xla(call: Call, inputs: list[torch.Tensor], client: Any) -> Callabl
     """What runs the call as a region of `client`, and waits for it."""
     device = client.devices()[0]
     floats, ints = hoisted(call.nodes, call.region)
-    portable = compile.build(call.nodes, call.region, call.homes, call.bounds, "").portable
+    portable = compile.build(call.nodes, call.region, call.homes, call.bounds, "", call.apart).portable
     if isinstance(portable, NotPortable):
         raise portable
     loaded = portable.load(device)

@@ -181,7 +181,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     ahead: dict[int, str] = {}
     if config.measures and not config.waits:
         with precision.as_of(work.switches):
-            ahead = contest.islands(nodes, work.live, homes, config.check_bounds, keeper(config))
+            ahead = contest.islands(nodes, work.live, homes, config.check_bounds, keeper(config), config.apart)
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         islands.update(ahead)
@@ -256,7 +256,9 @@ def _executable(work: Work, region: Region) -> Executable | None:
     try:
         # A wait in the background is nobody's, and told to nobody.
         progress = config.progress and not background.is_own_thread()
-        return load_or_compile(work.nodes, region, work.homes, config.check_bounds, progress, keeper(config))
+        return load_or_compile(
+            work.nodes, region, work.homes, config.check_bounds, progress, keeper(config), config.apart
+        )
     except NodeFailed:
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fused_eager import fused_eager
+from fused_eager import fused_eager, xla
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling.executable import Made
 from fused_eager.planning.donation import pairs
@@ -67,7 +67,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def made(nodes: Any, region: Region, *rest: Any) -> Made:
         result = build(nodes, region, *rest)
-        texts.append(result.compiled.as_text())
+        texts.append(xla.compiled(result.lowered).as_text())
         return result
 
     monkeypatch.setattr(compiling, "build", made)

@@ -1,0 +1,203 @@
+"""Apart: XLA compiles in a process of its own, which takes programs and gives executables, one after the other.
+
+While XLA compiles it cannot be interrupted, a crash of it ends the process, a process that ends under it crashes, and
+some hundred megabytes are taken, of which tens never go back. So a process of its own has that, as torch.compile's
+workers do (`torch/_inductor/compile_worker`) for the same reasons: Ctrl-C and the end of the program end it at once, a
+crash costs a region that runs natively, and its memory is the system's again when it has had nothing to do for a while.
+
+It imports jaxlib and nothing else (`xla_process`), which takes a quarter of a second. Not `multiprocessing`: a spawned
+process imports the program's main module again, and a forked one may not touch XLA.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from fused_eager.fusion_rules.cores import usable_cores
+
+IDLE = 10.0  # seconds without anything to do after which it ends
+_PROGRAM = Path(__file__).with_name("xla_process.py")
+
+
+class Unavailable(Exception):
+    """There can be no such process here; the text says why."""
+
+
+class Refused(Exception):
+    """XLA cannot compile the program; the text is its own."""
+
+
+class Ended(RuntimeError):
+    """The process ended while it compiled; the text says how."""
+
+
+class Abandoned(BaseException):
+    """The program ends, and what it wanted to be compiled is wanted no more. No error that anybody handles."""
+
+
+class Compiler:
+    """The process, started when first needed. Any thread may ask; one is answered at a time."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._refusal = ""  # why there can be none
+        self._connection: Connection | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the process is the parent's, and its end of the connection as well."""
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            self._connection.close()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection = None
+        self._greeted = False
+
+    def start(self, nice: int = 0) -> None:
+        """Start it if it is not there, with its priority lowered by `nice`; return without waiting for it.
+
+        Raises:
+            Unavailable: it cannot be started here.
+        """
+        with self._lock:
+            self._start(nice)
+
+    def compile(self, program: bytes, options: bytes, strip: bool, nice: int = 0) -> bytes:
+        """XLA's serialisation of the executable that it makes of a program for the host's processor.
+
+        Args:
+            program: MLIR bytecode of a StableHLO module.
+            options: a serialised `CompileOptions`.
+            strip: without the bodies of loops, where that is possible.
+            nice: as for `start`.
+
+        Raises:
+            Unavailable: as for `start`.
+            Refused: XLA raised.
+            Ended: XLA crashed, or somebody ended the process.
+            Abandoned: this process ends.
+        """
+        with self._lock:
+            for last in (False, True):
+                try:
+                    return self._ask(self._start(nice), program, options, strip)
+                except (EOFError, OSError):
+                    greeted, how = self._greeted, self._end()
+                    if not greeted:
+                        self._refusal = f"it did not start: {how or 'it ended'}"
+                        raise Unavailable(self._refusal) from None
+                    if how or last:
+                        raise Ended(f"the process in which XLA compiled {how or 'ended'}") from None
+                    # It had just ended for want of work.
+                except (Refused, Unavailable):
+                    raise
+                except BaseException:
+                    self._end()  # an interrupt: its answer would be taken for the next one
+                    raise
+        raise AssertionError
+
+    def close(self) -> None:
+        """End the process for good; whoever waits for it is told so."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _start(self, nice: int) -> Connection:
+        if self._closed:
+            raise Abandoned
+        if self._connection is not None:
+            return self._connection
+        self._refusal = self._refusal or _unavailable()
+        if self._refusal:
+            raise Unavailable(self._refusal)
+        ours, its = Pipe()
+        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(its.fileno())]
+        # XLA cuts loops for as many threads as it has, there as here.
+        environment = {**os.environ, "NPROC": os.environ.get("NPROC") or str(usable_cores())}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[its.fileno()],
+                process_group=0,  # Ctrl-C is the program's
+            )
+        except (OSError, ValueError) as error:
+            ours.close()
+            self._refusal = f"it cannot be started: {error}"
+            raise Unavailable(self._refusal) from error
+        finally:
+            its.close()
+        self._connection = ours
+        about = {"path": [place for place in sys.path if isinstance(place, str)], "nice": nice, "idle": IDLE}
+        ours.send_bytes(json.dumps(about).encode())
+        return ours
+
+    def _ask(self, connection: Connection, program: bytes, options: bytes, strip: bool) -> bytes:
+        for part in (json.dumps({"strip": strip}).encode(), options, program):
+            connection.send_bytes(part)
+        if not self._greeted:
+            greeting = json.loads(connection.recv_bytes())
+            if "error" in greeting:
+                self._end()
+                self._refusal = f"it did not start: {greeting['error']}"
+                raise Unavailable(self._refusal)
+            self._greeted = True
+        answer = json.loads(connection.recv_bytes())
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return connection.recv_bytes()
+
+    def _end(self) -> str:
+        """End it, or take note that it has ended. Returns how, in words; empty where it had nothing to do."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        self._greeted = False
+        if connection is not None:
+            connection.close()  # it ends by itself then
+        if process is None:
+            return ""
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._closed:
+            raise Abandoned
+        code = process.returncode
+        if code < 0:
+            return f"was ended by signal {-code} ({_name(-code)})"
+        return f"ended with exit code {code}" if code else ""
+
+
+def _unavailable() -> str:
+    if os.name != "posix":
+        return "this system hands no connections on"
+    name = os.path.basename(sys.executable or "")
+    if getattr(sys, "frozen", False) or "python" not in name:
+        return f"what runs here is no Python that could be started again ({name or 'it has no name'})"
+    return ""
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+COMPILER = Compiler()
+atexit.register(COMPILER.close)  # at once, so that it comes after whoever waits for it first
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=COMPILER.forget)
