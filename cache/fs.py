@@ -141,7 +141,8 @@ class FsspecStore(Store):
         try:
             self._fs, root = self._core.url_to_fs(self._url, skip_instance_cache=True, **self._options)
         except ImportError as error:
-            raise ImportError(f"{self._url.split('://')[0]}:// stores need a package of their own: {error}") from error
+            kind = self._url.split("://")[0]
+            raise ImportError(f"{kind}:// stores need another package beside fsspec: {error}") from error
         self._root = root.rstrip("/")
         self._pid = os.getpid()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import Config, OptionError
-    from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue
+    from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue, WrongResult
     from .front.context import current_mode, fused_eager, sync
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
@@ -33,6 +33,7 @@ _HOMES = {
     "LostValue": "errors",
     "OptionError": "config",
     "Report": "reporting.report",
+    "WrongResult": "errors",
     "current_mode": "front.context",
     "expect": "reporting.expecting",
     "explain": "reporting.explaining",
@@ -50,6 +51,7 @@ __all__ = [
     "LostValue",
     "OptionError",
     "Report",
+    "WrongResult",
     "current_mode",
     "expect",
     "explain",

@@ -1,4 +1,4 @@
-"""The exceptions of this library. Errors of the user's program keep eager's own types."""
+"""The exceptions and warnings of this library. Errors of the user's program keep eager's own types."""
 
 from __future__ import annotations
 
@@ -26,3 +26,7 @@ class BudgetExceeded(FusedEagerError, AssertionError):
     """
 
     report: object = None
+
+
+class WrongResult(UserWarning):
+    """A region's values differ from ATen's by more than rounding; ATen's are used. The text says which op and where."""

@@ -12,18 +12,26 @@ process imports the program's main module again, and a forked one may not touch 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+
+import jaxlib
+import ml_dtypes
+import numpy
 
 from fused_eager.fusion_rules.cores import usable_cores
 
 IDLE = 10.0  # seconds without anything to do after which it ends
+LATE = 60.0  # seconds after which one that has not begun will not
+GLANCE = 1.0  # seconds between two looks whether it is still there: what it is connected by may be open elsewhere
 _PROGRAM = Path(__file__).with_name("xla_process.py")
 
 
@@ -49,17 +57,29 @@ class Compiler:
     def __init__(self) -> None:
         self._closed = False
         self._refusal = ""  # why there can be none
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self.forget()
 
     def forget(self) -> None:
         """In a forked child: the process is the parent's, and its end of the connection as well."""
         self._lock = threading.Lock()
-        if self._connection is not None:
-            self._connection.close()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection = None
+        self._starting = threading.RLock()  # nobody forks meanwhile: the child would hold the connection open
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
         self._greeted = False
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.returncode = 0  # or Python would warn of a process that nobody has waited for
+
+    def before_fork(self) -> None:
+        """Nothing is being started when this returns, until `after_fork`."""
+        self._starting.acquire()
+
+    def after_fork(self) -> None:
+        """In the process that has forked."""
+        self._starting.release()
 
     def start(self, nice: int = 0) -> None:
         """Start it if it is not there, with its priority lowered by `nice`; return without waiting for it.
@@ -67,8 +87,11 @@ class Compiler:
         Raises:
             Unavailable: it cannot be started here.
         """
-        with self._lock:
-            self._start(nice)
+        if self._lock.acquire(blocking=False):  # else it is there, and at work
+            try:
+                self._start(nice)
+            finally:
+                self._lock.release()
 
     def compile(self, program: bytes, options: bytes, strip: bool, nice: int = 0) -> bytes:
         """XLA's serialisation of the executable that it makes of a program for the host's processor.
@@ -90,10 +113,9 @@ class Compiler:
                 try:
                     return self._ask(self._start(nice), program, options, strip)
                 except (EOFError, OSError):
-                    greeted, how = self._greeted, self._end()
-                    if not greeted:
-                        self._refusal = f"it did not start: {how or 'it ended'}"
-                        raise Unavailable(self._refusal) from None
+                    if not self._greeted:
+                        raise self._not_started() from None
+                    how = self._end()
                     if how or last:
                         raise Ended(f"the process in which XLA compiled {how or 'ended'}") from None
                     # It had just ended for want of work.
@@ -107,7 +129,8 @@ class Compiler:
     def close(self) -> None:
         """End the process for good; whoever waits for it is told so."""
         self._closed = True
-        process = self._process
+        with self._starting:
+            process = self._process
         if process is not None:
             process.kill()
             process.wait()
@@ -120,43 +143,64 @@ class Compiler:
         self._refusal = self._refusal or _unavailable()
         if self._refusal:
             raise Unavailable(self._refusal)
-        ours, its = Pipe()
-        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(its.fileno())]
+        try:
+            with self._starting:
+                ours = self._connection = self._begin()
+        except (OSError, ValueError) as error:  # which may pass, as a want of file descriptors does
+            raise Unavailable(f"it cannot be started: {error}") from error
+        try:
+            ours.send_bytes(json.dumps({"path": _folders(), "nice": nice, "idle": IDLE}).encode())
+        except OSError:
+            raise self._not_started() from None
+        return ours
+
+    def _begin(self) -> Connection:
+        ours, its = map(_above_standard, Pipe())
         # XLA cuts loops for as many threads as it has, there as here.
         environment = {**os.environ, "NPROC": os.environ.get("NPROC") or str(usable_cores())}
         try:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", str(_PROGRAM), str(its.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[its.fileno()],
                 process_group=0,  # Ctrl-C is the program's
             )
-        except (OSError, ValueError) as error:
+        except BaseException:
             ours.close()
-            self._refusal = f"it cannot be started: {error}"
-            raise Unavailable(self._refusal) from error
+            raise
         finally:
             its.close()
-        self._connection = ours
-        about = {"path": [place for place in sys.path if isinstance(place, str)], "nice": nice, "idle": IDLE}
-        ours.send_bytes(json.dumps(about).encode())
         return ours
+
+    def _not_started(self) -> Unavailable:
+        self._refusal = f"it did not start: {self._end() or 'it ended'}"
+        return Unavailable(self._refusal)
 
     def _ask(self, connection: Connection, program: bytes, options: bytes, strip: bool) -> bytes:
         for part in (json.dumps({"strip": strip}).encode(), options, program):
             connection.send_bytes(part)
         if not self._greeted:
-            greeting = json.loads(connection.recv_bytes())
+            greeting = json.loads(self._receive(connection, LATE))
             if "error" in greeting:
                 self._end()
                 self._refusal = f"it did not start: {greeting['error']}"
                 raise Unavailable(self._refusal)
             self._greeted = True
-        answer = json.loads(connection.recv_bytes())
+        answer = json.loads(self._receive(connection))
         if "error" in answer:
             raise Refused(answer["error"])
+        return self._receive(connection)
+
+    def _receive(self, connection: Connection, seconds: float = float("inf")) -> bytes:
+        limit = time.monotonic() + seconds
+        while not connection.poll(GLANCE):
+            process = self._process
+            if process is None or process.poll() is not None or time.monotonic() > limit:
+                if connection.poll(0):
+                    break
+                raise EOFError
         return connection.recv_bytes()
 
     def _end(self) -> str:
@@ -190,6 +234,27 @@ def _unavailable() -> str:
     return ""
 
 
+def _folders() -> list[str]:
+    """Where it finds what it imports beside Python's own library: the program's path may hold other things."""
+    files = [module.__file__ for module in (jaxlib, ml_dtypes, numpy)]
+    found = [str(Path(file).parent.parent) for file in files if file]
+    spec = importlib.util.find_spec("google.protobuf")
+    if spec is not None and spec.origin:
+        found.append(str(Path(spec.origin).parent.parent.parent))
+    return list(dict.fromkeys(found))
+
+
+def _above_standard(connection: Connection) -> Connection:
+    """The connection, or where the program has closed its standard streams one whose number is none of theirs."""
+    if connection.fileno() > 2:
+        return connection
+    import fcntl
+
+    number = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    connection.close()
+    return Connection(number)
+
+
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -200,4 +265,6 @@ def _name(number: int) -> str:
 COMPILER = Compiler()
 atexit.register(COMPILER.close)  # at once, so that it comes after whoever waits for it first
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=COMPILER.forget)
+    os.register_at_fork(
+        before=COMPILER.before_fork, after_in_parent=COMPILER.after_fork, after_in_child=COMPILER.forget
+    )

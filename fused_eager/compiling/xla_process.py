@@ -23,8 +23,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     requests: queue.SimpleQueue[tuple[bytes, bytes, bytes]] = queue.SimpleQueue()
-    about = json.loads(connection.recv_bytes())
-    sys.path[:] = about["path"]
+    try:
+        about = json.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # it is over already
+    sys.path += about["path"]
     os.nice(about["nice"])  # before XLA starts its threads
 
     def listen() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
         compile, strip = _compiler(), _module("strip").strip
     except Exception as error:  # a version to come
         connection.send_bytes(_text(error=f"{type(error).__name__}: {error}"))
-        raise
+        os._exit(1)
     connection.send_bytes(_text())
     while True:
         try:

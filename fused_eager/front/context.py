@@ -19,6 +19,7 @@ from ..errors import FusedEagerError
 from ..log import site
 from ..log.events import LOG
 from ..log.reasons import Reason
+from ..memory import heap
 from ..running import run
 from ..tracing.allowance import ALLOWANCE, limits
 from . import guards, leaving, signals, threads
@@ -193,6 +194,7 @@ class fused_eager:
         signals.hold()
         try:
             leaving.arrange()
+            heap.share_arena()
             keeper(config)
             follower.enter(config)
             door = FrontDoor(config)

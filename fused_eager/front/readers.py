@@ -197,6 +197,8 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
                 return original(*args, **kwargs)  # as in printing, which reads each element of what is being read
             if door is not None and door.aside and not door.hidden:
                 return _read_alone(door, guard, original, args, kwargs)
+            if guard.operands and not guard.exposes:
+                return natively(original, *args, **kwargs)  # a list of a million numbers need not be looked through
         waited = []
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, (torch.Tensor, torch.UntypedStorage)):

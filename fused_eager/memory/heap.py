@@ -28,10 +28,11 @@ from pathlib import Path
 LARGE = 32 << 20  # bytes from which on glibc asks the system each time, by itself (DEFAULT_MMAP_THRESHOLD_MAX)
 HEAP = 2 * LARGE  # bytes of one of the heaps that a thread's memory is taken from (HEAP_MAX_SIZE)
 LARGEST = HEAP - (4 << 20)  # bytes of a block that fits into one, with something beside it
-_TOP_PAD, _MMAP_THRESHOLD = -2, -3  # what `mallopt` calls the memory to keep at the end of a heap, and such a limit
+# What `mallopt` calls the memory to keep at the end of a heap, such a limit, and how many arenas there may be.
+_TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -2, -3, -8
 EVERY, PART = 2.0, 0.01  # seconds between two looks, at least, and the part of all time that giving back may take
 GROWN, ROOM = 1.05, 16 << 20  # so many times what it was, and so many bytes more, is growth
-_THRESHOLDS = ("mmap_threshold", "trim_threshold", "top_pad", "mmap_max")
+_THRESHOLDS, _ARENAS = ("mmap_threshold", "trim_threshold", "top_pad", "mmap_max"), ("arena_max", "arena_test")
 _PAGES = Path("/proc/self/statm")
 
 
@@ -60,7 +61,7 @@ def keep_blocks() -> int:
         The bytes from which on a block comes from the system each time, if all is well.
     """
     malloc, free, set_option = libc("malloc"), libc("free"), libc("mallopt")
-    if malloc is None or free is None or _is_set_by_user():
+    if malloc is None or free is None or _is_set_by_user(_THRESHOLDS):
         return LARGE
     free(ctypes.c_void_p(malloc(ctypes.c_size_t(LARGE - 16 * mmap.PAGESIZE))))
     if set_option is None:
@@ -69,9 +70,25 @@ def keep_blocks() -> int:
     return LARGEST if set_option(_MMAP_THRESHOLD, LARGEST) else LARGE
 
 
-def _is_set_by_user() -> bool:
+@functools.cache
+def share_arena() -> None:
+    """Have threads that begin from now on take their memory where the main thread does.
+
+    glibc gives each thread an arena of its own, which takes nothing from the others: XLA computes in one of several
+    threads, now in this one and then in that, and each arena comes to hold what a step frees; so does the program's, of
+    what torch has freed. Called before XLA starts its threads. Where the user has said how many arenas there are to be
+    (`MALLOC_ARENA_MAX`), nothing is done.
+    """
+    set_option = libc("mallopt")
+    if set_option is not None and not _is_set_by_user(_ARENAS):
+        set_option(_ARENA_MAX, 1)
+
+
+def _is_set_by_user(names: tuple[str, ...]) -> bool:
+    """Whether the environment says so, in either of glibc's two ways (some variables end in an underscore)."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return any(f"MALLOC_{t.upper()}_" in os.environ or f"glibc.malloc.{t}" in tunables for t in _THRESHOLDS)
+    variables = {name.removesuffix("_") for name in os.environ}
+    return any(f"MALLOC_{t.upper()}" in variables or f"glibc.malloc.{t}" in tunables for t in names)
 
 
 def resident() -> int:

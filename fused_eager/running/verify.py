@@ -21,6 +21,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import map_leaves
 
+from ..errors import WrongResult
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -37,10 +38,6 @@ RunRegion = Callable[[Sequence[Node], Region, Mapping[int, Home], Sequence[torch
 TRIALS = 3  # disturbed runs
 FACTOR = 16.0  # how much larger than what they change a difference may be
 _dice = random.Random(0)  # its own: the program's random numbers are not touched
-
-
-class WrongResult(UserWarning):
-    """A region's values differ from ATen's by more than rounding; ATen's are used. The text says which op and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,4 +301,4 @@ class _Source(str):
         return str(self)
 
 
-__all__ = ["WrongResult", "is_due", "keep", "script", "verify"]
+__all__ = ["is_due", "keep", "script", "verify"]

@@ -129,6 +129,65 @@ def test_a_crash_is_an_error_that_says_so(
     assert compiler.compile(*program(), strip=False), "the next one finds another process"
 
 
+def test_its_end_is_noticed_whoever_holds_its_connection(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a forked child may."""
+    monkeypatch.setattr(apart, "GLANCE", 0.05)
+    stand_in(tmp_path, monkeypatch, "os.fork() or time.sleep(600); os.kill(os.getpid(), signal.SIGKILL)")
+    compiler.start()
+    group = process_of(compiler).pid
+    try:
+        with pytest.raises(Ended, match="SIGKILL"):
+            compiler.compile(b"", b"", strip=False)
+    finally:
+        os.killpg(group, signal.SIGKILL)
+
+
+def test_nobody_forks_while_it_is_being_started(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, inside, go_on = compiler._begin, threading.Event(), threading.Event()
+
+    def slowly() -> apart.Connection:
+        inside.set()
+        assert go_on.wait(60)
+        return begin()
+
+    monkeypatch.setattr(compiler, "_begin", slowly)
+    starter = threading.Thread(target=compiler.start)
+    starter.start()
+    assert inside.wait(60)
+    forks = threading.Thread(target=lambda: (compiler.before_fork(), compiler.after_fork()))
+    forks.start()
+    forks.join(0.1)
+    assert forks.is_alive()
+    go_on.set()
+    forks.join(60)
+    starter.join(60)
+    assert compiler._process is not None and not forks.is_alive()
+
+
+def test_it_imports_nothing_of_the_programs(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies first on its path, and is called like something of Python's or jaxlib's."""
+    for name in ("platform", "queue", "numpy", "jaxlib", "ml_dtypes", "strip", "google"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert compiler.compile(*program(), strip=True)
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_want_of_file_descriptors_passes(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(apart, "Pipe", none_left)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            compiler.start()
+    assert compiler.compile(*program(), strip=False)
+
+
 def test_a_region_that_xla_crashes_over_runs_natively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_compiled: None
 ) -> None:
@@ -298,6 +357,21 @@ def test_the_end_of_a_program_does_not_wait_for_what_nobody_will_use(
     )
     assert done.stdout == "done\n" and done.returncode == (ending == "error"), done.stderr
     assert ("its own" in done.stderr) == (ending == "error")
+
+
+def test_standard_streams_may_be_closed(tmp_path: Path) -> None:
+    """The connection must not lie where the process will have its own."""
+    program = f"""
+import jax, torch
+from fused_eager import xla
+from fused_eager.compiling.apart import COMPILER
+lowered = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((3,), "float32"))
+open({str(tmp_path / "done")!r}, "w").write(str(len(COMPILER.compile(xla.bytecode(lowered), xla.options({{}}), True))))
+"""
+    command = f'exec "{sys.executable}" -c "$0" <&- >&-'
+    done = subprocess.run(["sh", "-c", command, program], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert int((tmp_path / "done").read_text()) > 0
 
 
 def test_it_ends_with_a_program_that_is_killed(tmp_path: Path) -> None:

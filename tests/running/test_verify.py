@@ -16,11 +16,10 @@ import pytest
 import torch
 from fused_eager.fusion_rules.rule import RULES, rule_for
 
-from fused_eager import OptionError, fused_eager
+from fused_eager import OptionError, WrongResult, fused_eager
 from fused_eager.compiling.compile import MEMORY
 from fused_eager.log.events import LOG
 from fused_eager.running import verify as verifying
-from fused_eager.running.verify import WrongResult
 from fused_eager.tracing import trace
 
 
