@@ -22,7 +22,7 @@ from ..log import site
 from ..log.events import LOG
 from ..log.reasons import OUTSIDE, Reason
 from ..memory.buffers import LOCK
-from ..recording import elsewhere, native, record
+from ..recording import elsewhere, native, record, rounds
 from ..recording.native import nothing_is_pending
 from ..running import choices, run
 from ..tracing.allowance import ALLOWANCE, limits
@@ -158,6 +158,9 @@ class FrontDoor(StepsAside):
                     _find_nan(info, args, kwargs, out)
             return out
         before = len(stream.nodes)
+        if before and before >= config.max_pending // 2 and rounds.comes_again(stream, info, args, kwargs):
+            run.flush(stream, Reason("cut.full", f"{before} ops, before the one that it began with"))
+            before = 0
         begun = ALLOWANCE.begin(stream)
         out = record.record(stream, info, args, kwargs)
         if ALLOWANCE.is_used_up(stream, begun) and limits(config):

@@ -111,7 +111,7 @@ CODES: dict[str, Code] = {
         ),
         Code(
             "cut.full",
-            "the stream reached max_pending ops",
+            "the stream reached max_pending ops, or past one half of that the op it began with, as in a loop",
             "raise max_pending",
             "with fused_eager(max_pending=100):\n    y = model(x)",
             "with fused_eager(max_pending=10_000):\n    y = model(x)",

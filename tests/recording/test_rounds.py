@@ -1,0 +1,65 @@
+"""Loops that never stop for a value are cut alike each time, whatever the length of their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fused_eager import fused_eager, report, sync
+from tests.streams import events
+
+LIMIT = 64  # ops; no multiple of any of the rounds below
+
+
+def from_outside(x: Tensor, carried: Tensor) -> Tensor:
+    """14 ops of values from outside of the stream, on one line twice."""
+    y = x
+    for k in range(7):
+        y = y * 0.75
+        y = y + float(k)
+    return y
+
+
+def carried_on(x: Tensor, carried: Tensor) -> Tensor:
+    """5 ops that go on with what the last round has made."""
+    a = carried.sin()
+    b = a * 0.5
+    c = b + x
+    d = c.tanh()
+    return d - 0.25
+
+
+def in_place(x: Tensor, carried: Tensor) -> Tensor:
+    """3 ops that write to what the last round has written."""
+    carried.mul_(0.9)
+    carried.add_(x)
+    return carried.clamp_(-2, 2)
+
+
+@pytest.mark.parametrize("round", [from_outside, carried_on, in_place])
+def test_a_loop_is_cut_alike_each_time(round: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def loop() -> Tensor:
+        x, carried = torch.linspace(-1, 1, 24), torch.linspace(0, 1, 24)
+        for _ in range(100):
+            carried = round(x, carried)
+        return carried
+
+    plain = loop()
+    with events("flush", "plan") as seen, fused_eager(max_pending=LIMIT, native="never", compile="wait"):
+        first = loop()
+        sync()
+        compiled = report().compilations
+        again = loop()
+        sync()
+        assert report().compilations == compiled, "the second loop compiles nothing"
+        torch.testing.assert_close(first, plain)
+        assert torch.equal(first, again)
+    full = [event.data for event in seen if event.data.get("reason") == "cut.full"]
+    assert len(full) >= 8 and all(LIMIT // 2 <= flush["ops"] <= LIMIT for flush in full)
+    settled = full[3 : len(full) // 2]  # of the first loop, but for what begins with the ops before it
+    (plan,) = {flush["plan"] for flush in settled}
+    regions = [e.data["regions"] for e in seen if e.kind == "plan" and e.data["plan"] == plan]
+    assert {region["how"] for region in regions[0]} == {"xla"}
