@@ -170,7 +170,8 @@ def _again(facts: Facts) -> Iterator[Advice]:
         if group[-1].waited:
             evidence = f"compiled again {_times(len(group))} for {seconds:.1f} s: {group[-1].why}"
         else:
-            evidence = f"came in {len(group)} further forms, which took {_ms(seconds)} on ATen: {group[-1].why}"
+            forms = "one further form" if len(group) == 1 else f"{len(group)} further forms"
+            evidence = f"came in {forms}, which took {_ms(seconds)} on ATen: {group[-1].why}"
         if lost:
             count, extra = sum(c.count for c in lost), sum(c.seconds for c in lost)
             evidence += f"; {count} further rounds were not worth compiling and ran on ATen"
@@ -212,13 +213,13 @@ def _form(facts: Facts, cause: str, group: Sequence[Compile], lost: Sequence[Cut
     if is_smaller and sum(c.runs for c in _of_first_sizes(facts, group[0])) > 2 * group[0].runs:
         return (
             "shape.last",
-            f"an odd batch ({what} is {sizes[-1]} instead of {sizes[0]}) is compiled for itself",
+            f"an odd batch ({what} is {sizes[-1]} instead of {sizes[0]}) is another computation",
             "leave it out (DataLoader(..., drop_last=True)), or pad it to the size of the others",
         )
     distinct = sorted(set(sizes))
     return (
         "shape.changing",
-        f"{what} changes between {len(distinct)} sizes ({_few(distinct)}), and each is compiled for itself",
+        f"{what} changes between {len(distinct)} sizes ({_few(distinct)}), and each is another computation",
         "pad to one size, or to a few fixed ones (buckets); if a Python number decides the size, round it",
     )
 

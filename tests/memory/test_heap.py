@@ -197,7 +197,7 @@ thread.join()
 BLOCKS = HEAPS.replace("taken.extend(take(18) for _ in range(3))", "pass").replace("take(20)", "take(kept - 1)")
 
 
-def _faults(program: str, **environment: str) -> int:
+def _number(program: str, **environment: str) -> int:
     """In a process of its own: what glibc keeps depends on all that it was asked for before."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
@@ -209,13 +209,13 @@ def _faults(program: str, **environment: str) -> int:
 
 @glibc
 def test_a_heap_with_nothing_left_in_it_is_kept() -> None:
-    assert _faults(HEAPS) < 100
+    assert _number(HEAPS) < 100
 
 
 @glibc
 def test_blocks_are_kept_up_to_the_size_that_is_promised() -> None:
-    assert _faults(BLOCKS) < 100
-    assert _faults("from fused_eager.memory import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
+    assert _number(BLOCKS) < 100
+    assert _number("from fused_eager.memory import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
 
 
 @glibc
@@ -225,7 +225,41 @@ def test_blocks_are_kept_up_to_the_size_that_is_promised() -> None:
     ids=lambda names: next(iter(names)),
 )
 def test_what_the_user_has_told_glibc_holds(set_by_user: dict[str, str]) -> None:
-    assert _faults(HEAPS, **set_by_user) > 5000
+    assert _number(HEAPS, **set_by_user) > 5000
+
+
+ARENAS = """
+import ctypes, tempfile, threading
+import torch
+from fused_eager import fused_eager
+with fused_eager(compile="wait", native="never", cache="off"):
+    (torch.ones(1000) * 2 + 1).sum().item()
+libc, meet = ctypes.CDLL(None), threading.Barrier(6)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+def take():
+    meet.wait()  # all are there at once, or one would take over what another has left
+    libc.malloc(100_000)
+    meet.wait()
+threads = [threading.Thread(target=take) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+with tempfile.NamedTemporaryFile() as file:
+    opened = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, opened)
+    libc.fclose(opened)
+    print(file.read().decode().count("<heap nr="))
+"""
+
+
+@glibc
+def test_threads_that_begin_after_a_context_share_an_arena() -> None:
+    """Torch's own, which have begun before, may have others."""
+    assert _number(ARENAS) <= 3
+
+
+@glibc
+def test_whoever_says_how_many_arenas_there_are_gets_them() -> None:
+    assert _number(ARENAS, MALLOC_ARENA_MAX="64") >= 7
 
 
 TRAINING = """
@@ -259,7 +293,7 @@ with fused_eager(mode="fused", native="never", compile="wait"):
 @glibc
 def test_the_temporaries_of_a_region_are_not_taken_from_the_system_anew() -> None:
     """In a training step whose values for the way back take 200 MB, which are 50,000 pages."""
-    assert _faults(TRAINING) < 3_000
+    assert _number(TRAINING) < 3_000
 
 
 def test_without_a_libc_nothing_is_taught_or_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +301,10 @@ def test_without_a_libc_nothing_is_taught_or_given_back(monkeypatch: pytest.Monk
         raise OSError("no such library")
 
     monkeypatch.setattr(heap.ctypes, "CDLL", absent)
-    for cached in (heap.libc, heap.keep_blocks):
+    for cached in (heap.libc, heap.keep_blocks, heap.share_arena):
         cached.cache_clear()
     heap.keep_blocks()
+    heap.share_arena()
     heap.give_back()
-    for cached in (heap.libc, heap.keep_blocks):
+    for cached in (heap.libc, heap.keep_blocks, heap.share_arena):
         cached.cache_clear()
