@@ -22,6 +22,7 @@ import threading
 import time
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from typing import Any
 
 import jaxlib
 import ml_dtypes
@@ -33,6 +34,8 @@ IDLE = 10.0  # seconds without anything to do after which it ends
 LATE = 60.0  # seconds after which one that has not begun will not
 GLANCE = 1.0  # seconds between two looks whether it is still there: what it is connected by may be open elsewhere
 _PROGRAM = Path(__file__).with_name("xla_process.py")
+# Ctrl-C is the program's. A new session would have its own share of the processor, whatever its priority.
+_OUT_OF_REACH: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Unavailable(Exception):
@@ -165,7 +168,7 @@ class Compiler:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[its.fileno()],
-                process_group=0,  # Ctrl-C is the program's
+                **_OUT_OF_REACH,
             )
         except BaseException:
             ours.close()
