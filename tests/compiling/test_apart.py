@@ -338,7 +338,7 @@ def test_ctrl_c_ends_the_wait_for_the_compiler(tmp_path: Path, monkeypatch: pyte
     assert (done.returncode, done.stdout) == (0, "interrupted [3.0, 3.0, 3.0]\n"), done.stderr
 
 
-@pytest.mark.parametrize("ending", ["kept nowhere", "error"])
+@pytest.mark.parametrize("ending", ["kept nowhere", pytest.param("error", marks=pytest.mark.slow)])
 def test_the_end_of_a_program_does_not_wait_for_what_nobody_will_use(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
