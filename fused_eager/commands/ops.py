@@ -181,9 +181,9 @@ def corpus() -> list[Any] | None:
 def rows(names: Iterable[str] = (), dtype: torch.dtype = torch.float32, samples: int = 16) -> Iterator[Row]:
     """The measured rows of the named entries of op_db (none named: of all), in its order."""
     wanted = set(names)
-    chosen = [i for i in corpus() or [] if not wanted or i.name in wanted or entry_name(i) in wanted]
-    for info in chosen:
-        yield measure(info, dtype, samples)
+    for info in corpus() or []:
+        if not wanted or info.name in wanted or entry_name(info) in wanted:
+            yield measure(info, dtype, samples)
 
 
 def registered() -> list[Row]:

@@ -27,7 +27,7 @@ from fused_eager.fusion_rules.lowering import leaves
 from .. import follower
 from ..log import site
 from ..log.reasons import Reason
-from ..memory.buffers import LOCK, TABLE, storage_of
+from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ..quiet import stack, without
 from ..recording import native
 from ..running import run
@@ -131,9 +131,7 @@ def _memory_of(t: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage |
     """The memory in which a tensor has its values; None where it has none of its own."""
     if isinstance(t, torch.UntypedStorage):
         return t
-    if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
-        return None
-    return storage_of(t)
+    return storage_of(t) if has_memory(t) else None
 
 
 def _settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:

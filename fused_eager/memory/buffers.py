@@ -87,6 +87,11 @@ TABLE: dict[int, Buffer] = {}
 LOCK = threading.RLock()
 
 
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor has its values in a storage of its own, as nested and sparse ones have not."""
+    return not t.is_nested and t.layout is torch.strided and torch._C._has_storage(t)
+
+
 def buffer_of(t: torch.Tensor) -> Buffer | None:
     """The buffer of a tensor's storage; None if the storage is native."""
     return TABLE.get(storage_of(t)._cdata)

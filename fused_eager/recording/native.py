@@ -13,7 +13,7 @@ from ..log import site
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..memory import buffers
-from ..memory.buffers import TABLE, storage_of
+from ..memory.buffers import TABLE, has_memory, storage_of
 from ..memory.trap import offset_of, swap_memory
 from ..quiet import call, unobserved
 from ..running import run
@@ -115,11 +115,8 @@ def _write_targets(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[torc
 def is_away(args: Any) -> bool:
     """Whether the memory of some tensor among the arguments does not hold its value, or may not."""
     for t in leaves(args):
-        if isinstance(t, torch.Tensor):
-            if t.is_nested or t.layout is not torch.strided or not torch._C._has_storage(t):
-                return True
-            if storage_of(t)._cdata in TABLE:
-                return True
+        if isinstance(t, torch.Tensor) and (not has_memory(t) or storage_of(t)._cdata in TABLE):
+            return True
     return False
 
 

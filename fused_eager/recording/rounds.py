@@ -15,7 +15,7 @@ import torch
 from fused_eager.fusion_rules.lowering import leaves
 
 from ..log import site
-from ..memory.buffers import buffer_of
+from ..memory.buffers import buffer_of, has_memory
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Stream
 
@@ -29,7 +29,7 @@ def comes_again(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any])
 
 
 def _is_pending(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or not has_memory(value):
         return False
     found = buffer_of(value)
     return found is not None and found.stream is not None

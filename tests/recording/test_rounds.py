@@ -63,3 +63,19 @@ def test_a_loop_is_cut_alike_each_time(round: Callable[[Tensor, Tensor], Tensor]
     (plan,) = {flush["plan"] for flush in settled}
     regions = [e.data["regions"] for e in seen if e.kind == "plan" and e.data["plan"] == plan]
     assert {region["how"] for region in regions[0]} == {"xla"}
+
+
+def test_the_first_op_may_come_again_with_what_has_no_memory() -> None:
+    def loop(values: list[Tensor]) -> Tensor:
+        total: Tensor | float = 0.0
+        for value in values:
+            y = value * 2.0  # what the stream begins with
+            total = total + (y.to_dense() if y.is_sparse else y).tanh()
+        assert isinstance(total, Tensor)
+        return total
+
+    values = [torch.linspace(-1, 1, 4) + k for k in range(11)]
+    values += [torch.eye(4)[0].to_sparse(), *values]
+    with fused_eager(max_pending=LIMIT, native="never", compile="wait"):
+        ours = loop(values)
+    torch.testing.assert_close(ours, loop(values))
