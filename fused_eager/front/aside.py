@@ -39,6 +39,7 @@ LEAST = 4  # sync points that a spell has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
 LOOKED_AT = 2 * TIMED  # turns, to begin with; after that
 GLANCE = 1e-3  # seconds apart: turns that come faster are counted, and not looked at
+MARKED = 16  # reads for which the line that ends a turn need not come
 TOLD_EVERY = 5.0  # seconds
 
 
@@ -107,8 +108,12 @@ class StepsAside(TorchDispatchMode):
         self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
         self._until = 0.0  # when it comes back
-        self._turns = Turns("step", 0.0)  # in that time
-        self._left = 0.0  # since when, or since it was last told of
+        self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
+        self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
+        self._recorded = False  # something of the turn that is under way
+        self._mark: Place = None  # where it ends, if that is a read,
+        self._elsewhere = MARKED  # and how many were elsewhere since then
+        self._others = False  # turns of another kind have come
 
     @property
     def waits_for(self) -> Turn:
@@ -125,11 +130,12 @@ class StepsAside(TorchDispatchMode):
         """
         modes = quiet.stack()
         if self in modes:
-            self._below, self._until, self._left = modes[: modes.index(self)], until, time.perf_counter()
+            self.passes_on(False)
+            self._below, self._until, self._alone = modes[: modes.index(self)], until, time.perf_counter()
             self.aside, self._looks = True, 0
             self.unseen.update(dict.fromkeys(self.unseen, 0))
             follower.overlooked()
-            self._turns = Turns(turn, 0.0 if turn == "entry" else self._left)
+            self._turns = Turns(turn, 0.0 if turn == "entry" else self._alone)
             quiet.restack([mode for mode in modes if mode is not self])
 
     def overlooks(self, turn: Turn) -> bool:
@@ -148,8 +154,7 @@ class StepsAside(TorchDispatchMode):
             turns.kind = turn
         if turn == turns.kind:
             same = turns.ended(now, ended)  # else it is another program now
-            if now - self._left > TOLD_EVERY:
-                self._tell()
+            self._tell_now_and_then(now)
             self.stream.spell.passed_sync(ended)
         if not same:
             self.stream.pace.whole.forget()
@@ -171,24 +176,60 @@ class StepsAside(TorchDispatchMode):
             quiet.restack(modes)
             self._return()
 
-    def _tell(self) -> None:
-        """Say how long torch has been alone: a live view has nothing else to go by."""
-        now = time.perf_counter()
-        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._left)
-        self._turns.count, self._left = 0, now
+    def passes_on(self, natively: bool) -> None:
+        """A stretch begins, all of whose ops are passed on to torch; or another one, or this one is no longer there."""
+        self._recorded = self._recorded or not natively
+        if natively and not self._alone:
+            self._turns, self._alone = Turns("entry", 0.0), time.perf_counter()
+        elif self._alone and not natively:
+            self._tell(time.perf_counter())
+            self._alone = 0.0
+
+    def passed_on(self, turn: Turn) -> None:
+        """A turn has ended, all of which was passed on, or not."""
+        if turn == "read" and not self._comes_round():
+            return
+        self._others = self._others or turn != "read"
+        turns, recorded, self._recorded = self._turns, self._recorded, False
+        if self._alone and not recorded:
+            if turn != turns.kind:
+                turns.kind, turns.count = turn, 0
+            turns.count += 1
+            self._tell_now_and_then(time.perf_counter())
+
+    def _comes_round(self) -> bool:
+        """Whether a read ends a turn: where nothing else does, one line's, for a turn may have several."""
+        place = self.stream.pace.after
+        if place != self._mark:
+            self._elsewhere += 1
+            if self._elsewhere <= MARKED:
+                return False
+            self._mark = place
+        self._elsewhere = 0
+        return not self._others
+
+    def _tell_now_and_then(self, now: float) -> None:
+        if now - self._alone > TOLD_EVERY:  # a live view has nothing else to go by
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        """Say how long torch has been alone."""
+        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._alone)
+        self._turns.count, self._alone = 0, now
 
     def _return(self) -> None:
         self._below, self.aside = None, False
         self._overlook(0.0)
         self.unseen["read"] += follower.overlooked()
         self._turns.count += self.unseen[self._turns.kind]
-        self._tell()
+        self.passes_on(False)
         self.stream.pace.resume(self._turns.usual, self._turns.middle)
 
     def __exit__(self, *error: Any) -> None:
         if self._below is not None:
             quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
+        self.passes_on(False)
         super().__exit__(*error)
 
 
@@ -216,7 +257,11 @@ def turned(door: FrontDoor, turn: Turn) -> None:
     if turn != "backward":
         door.backwards = 0
     stream = door.stream
-    if not stream.config.measures or stream.pace.stepping or not _is_alone(door):
+    if not stream.config.measures or stream.pace.stepping:
+        return
+    if turn in ("step", "sync"):
+        door.passed_on(turn)
+    if not _is_alone(door):
         return
     until = stream.pace.rest(turn)
     if turn == "step":
@@ -248,6 +293,8 @@ def read(door: FrontDoor) -> None:
     door.reads += 1
     if door.stream.pace.stepping:
         return  # an optimizer reads for itself
+    if not door.aside:
+        door.passed_on("read")
     if door.aside or (door.reads > READS and (_rests(door) or door.stream.pace.chose_native)):
         turned(door, "read")
 

@@ -85,11 +85,13 @@ class FrontDoor(StepsAside):
             pace.waiting = False
         elif self.lender is not None and self.lender.someone_is_aside():
             pace.go_along()
-        elif pace.begin(site.here(), id(func), list(_shapes(args))):
-            if pace.native:
+        else:
+            changes = pace.begin(site.here(), id(func), list(_shapes(args)))
+            self.passes_on(pace.native or stream.spell.left > 0)
+            if changes and pace.native:
                 # What is on the device would be fetched one by one, and looked for at every op.
                 run.hand_over(Reason("region.native"), only=stream)
-            else:
+            elif changes:
                 run.take_over()
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

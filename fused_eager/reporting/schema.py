@@ -131,13 +131,14 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             "aside",
-            "Torch ran alone for a while, because that was measured to be faster, or until something was compiled.",
+            "Torch ran alone for a while, because that was measured to be faster, or until something was compiled: the "
+            "mode had left torch's stack, or passed on each op.",
             (
                 Field(
                     "turn", "text",
                     "what was counted: step (of an optimizer), sync, read (of a value) or entry (of a context)",
                 ),
-                Field("turns", "integer", "how many of them"),
+                Field("turns", "integer", "how many of them; 0 where a turn was torch's in part"),
                 Field("seconds", "number", "for how long"),
             ),
         ),

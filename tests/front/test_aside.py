@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import itertools
 import math
@@ -20,6 +21,7 @@ from fused_eager.choosing import pace, stretch
 from fused_eager.choosing.stretch import SAMPLES, Stretch
 from fused_eager.front.aside import LOOKED_AT, READS, Turns
 from fused_eager.front.threads import current_door
+from fused_eager.log.events import LOG, Event
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from tests.streams import CLOCKS, forget_shapes
@@ -274,7 +276,7 @@ def test_what_is_handed_out_while_aside_sees_what_is_written_later(native_wins_f
         assert seen.tolist() == [1.0] * 3
 
 
-def test_what_printing_reads_for_itself_is_one_turn(native_wins: None) -> None:
+def test_what_printing_reads_for_itself_is_one_turn(native_wins_for_some_steps: None) -> None:
     x = torch.arange(300.0) / 7
     wanted = str(x[:90])
     with fused_eager(native="measured"):
@@ -299,12 +301,56 @@ def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: 
     thread = threading.Thread(target=body)
     thread.start()
     ready.wait(30)
+    before = len(LOG.events)
     with fused_eager(native="measured"):
         for _ in range(40):
             step()
             assert not current_door().aside  # type: ignore[union-attr]
     go.set()
     thread.join()
+    # Every step is told of: as one whose ops were passed on to torch, or as a flush.
+    alone, flushes = told(before)
+    assert {e.data["turn"] for e in alone if e.data["turns"]} == {"step"}
+    rounds = sum(e.data["turns"] for e in alone)
+    recorded = collections.Counter(e.data["reason"] for e in flushes).most_common(1)[0][1]
+    assert rounds >= 10 and 40 <= rounds + recorded <= 41
+
+
+def told(before: int) -> tuple[list[Event], list[Event]]:
+    """Since then: when torch was alone, and the flushes."""
+    events = list(LOG.events)[before:]
+    return [e for e in events if e.kind == "aside"], [e for e in events if e.kind == "flush"]
+
+
+@pytest.mark.parametrize("kind", ["read", "sync"])
+def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("fused_eager.front.aside._is_alone", lambda door: False)
+    x, before = torch.ones(4), len(LOG.events)
+    with fused_eager(native="measured"):
+        for _ in range(30):
+            y = (x * 2).sum()
+            sync() if kind == "sync" else float(y)
+    alone, flushes = told(before)
+    rounds = sum(e.data["turns"] for e in alone)
+    assert rounds >= 10 and 30 <= rounds + len(flushes) <= 31
+    assert {e.data["turn"] for e in alone if e.data["turns"]} == {kind}
+    assert all(e.data["seconds"] > 0 for e in alone)
+
+
+def test_of_a_round_that_is_passed_on_in_part_the_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is not counted as one of torch's alone."""
+    monkeypatch.setattr("fused_eager.front.aside._is_alone", lambda door: False)
+    ways = itertools.cycle([True, False])
+    monkeypatch.setattr(Stretch, "wants_native", lambda self: next(ways))
+    x, before = torch.ones(4), len(LOG.events)
+    with fused_eager(native="measured"):
+        for _ in range(10):
+            float((x * 2).sum())
+            float((x * 3).sum())
+    alone, flushes = told(before)
+    assert len(flushes) == 10
+    assert [e.data["turns"] for e in alone][1:] == [0] * 9  # before the first read nobody knows what comes round
+    assert all(e.data["seconds"] > 0 for e in alone)
 
 
 def turns(step: Callable[[], Any], count: int) -> list[bool]:
