@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 # The developer's own settings must not decide what is tested; who follows is asked for. Before anything reads them.
@@ -60,8 +61,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the known gaps, and leave the semantics' thousands of programs in the slower modes to the full run."""
+    """Mark the known gaps, and leave to the full run the semantics' thousands of programs in the slower modes, and most
+    of what is `thinned`."""
+    seen: Counter[str] = Counter()
     for item in items:
+        thinned, test = item.get_closest_marker("thinned"), item.nodeid.partition("[")[0]
+        # By a step that is no fraction: each n-th could be of one dtype all along.
+        if thinned is not None and seen[test] * 0.618034 % 1 >= 1 / thinned.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[test] += 1
         reason = reason_for(item.nodeid)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

@@ -50,11 +50,12 @@ def test_names_are_unique_and_sizes_go_by_the_same_names() -> None:
 
 
 LONG = ("resnet18_train_128", "layers_24")  # a quarter of a minute each; steady loops train a ResNet and a GPT
+LONG_STRICT = ("resnet18_forward_128", "ragged_elementwise", "ragged_layernorm", "decode_256")
 
 
 def _in_both(row: tuple[str, str]) -> Any:
     # A model's ops, one region each, take as long to compile as all other rows; `make test` trains the examples so.
-    slow = WORKLOADS[row[0]].trains and (row[1] == "strict" or row[0] in LONG)
+    slow = row[0] in LONG if row[1] == "fused" else WORKLOADS[row[0]].trains or row[0] in LONG_STRICT
     return pytest.param(*row, marks=[pytest.mark.slow] if slow else [])
 
 

@@ -56,7 +56,7 @@ def test_reading_every_loss_changes_no_loss(name: str) -> None:
     assert tuple(losses(name, "--log-every=1")) == plain_losses(name)
 
 
-# The demo runs strict, too, and steady loops fused.
+# The demo runs strict, too, and steady loops fused. (An LSTM, as a module of torch's, is trained among those.)
 IN_FULL = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("debug", "strict", "fused")]
 
 
@@ -73,7 +73,7 @@ def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) 
 # Read at every step, the second step is the first of the steady loop. Without, the programs still read the loss of the
 # second, so the third is the first that nobody reads, and the fourth follows upon one.
 @pytest.mark.parametrize(("log_every", "settled"), [(1, 2), (100, 4)], ids=["read", "unread"])
-@each
+@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_steady_loops_compile_nothing(name: str, log_every: int, settled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from fused_eager import fused_eager, report
 

@@ -87,7 +87,7 @@ def start(name: str, folder: Path, *arguments: str, **environ: str) -> subproces
 # ---- a second process --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["small,lapack,bad_index", "large"])
+@pytest.mark.parametrize("name", ["small,lapack,bad_index", pytest.param("large", marks=pytest.mark.slow)])
 def test_a_second_process_neither_traces_nor_compiles(name: str, tmp_path: Path) -> None:
     cold, warm = child(name, tmp_path), child(name, tmp_path)
     assert cold["counts"]["compile"] == cold["compilations"] == len(cold["keys"]) > 0

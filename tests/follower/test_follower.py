@@ -114,7 +114,10 @@ def test_a_training_step_hardly_reaches_python() -> None:
     assert went.python <= 2 and went.followed > 60, vars(went)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "NAdam", "LBFGS"])
+@pytest.mark.parametrize("name", [
+    "SGD", "Adam", "NAdam",
+    *[pytest.param(n, marks=pytest.mark.slow) for n in ("AdamW", "RMSprop", "Adadelta", "LBFGS")],
+])  # fmt: skip
 def test_optimizers_end_where_python_takes_them(name: str) -> None:
     """The same steps, followed by either, are the same to the bit."""
     # Of LBFGS one: its search for a step takes another way each time, and each is compiled.

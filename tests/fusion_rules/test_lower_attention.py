@@ -38,6 +38,7 @@ def masks() -> list[torch.Tensor | None]:
 
 
 # eager takes a causal flag or a mask, not both
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("mask", "causal"), [(0, False), (0, True), (1, False), (2, False), (3, False)])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_forward_and_backward(form: str, mask: int, causal: bool, heads: int) -> None:

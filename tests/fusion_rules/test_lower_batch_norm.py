@@ -32,6 +32,7 @@ def test_corpus() -> None:
     assert mode.checked
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("momentum", [0.1, 1.0])
@@ -75,6 +76,7 @@ def test_half_types_are_rounded_where_eager_rounds(dtype: torch.dtype, shape: tu
     assert_same(A.native_batch_norm.default, x, *parameters(torch.float32), True, 0.1, 1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, True], [True, False, False]])

@@ -21,6 +21,7 @@ def test_sweep(name: str) -> None:
     assert mode.checked and not mode.problems
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_values(name: str, dtype: torch.dtype) -> None:

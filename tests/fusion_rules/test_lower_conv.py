@@ -55,6 +55,7 @@ def suits(form: str, kernel: Any, stride: Any, dilation: Any, channels: int, gro
 PAIRS = [(g, f) for g, (_, k, s, _, d, c, _, n) in GEOMETRIES.items() for f in FORMS if suits(f, k, s, d, c, n)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("geometry", "form"), PAIRS)
 def test_forms(geometry: str, form: str) -> None:
     size, kernel, stride, padding, dilation, channels, out, groups = GEOMETRIES[geometry]
@@ -77,6 +78,7 @@ def test_forms(geometry: str, form: str) -> None:
         np.testing.assert_allclose(np.asarray(result), want.numpy(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("geometry", "extra"), [
     ("plain", 0), ("kernel beyond input", 0), ("strided, ragged", 0), ("strided, ragged", 1), ("dilated", 1),
     ("groups", 1), ("depthwise", 1), ("one by one", 1), ("line", 1), ("volume", 0)])  # fmt: skip

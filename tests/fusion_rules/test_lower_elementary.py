@@ -32,6 +32,7 @@ def test_sweep_complex(name: str) -> None:
     assert mode.checked and not mode.problems
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", [*ROUNDING, *SMOOTH, "frac"])
 def test_corners(name: str, dtype: torch.dtype) -> None:

@@ -36,6 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(o))
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("name", ["_fused_adam", "_fused_adamw"])

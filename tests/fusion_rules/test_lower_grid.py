@@ -22,6 +22,7 @@ def positions(*shape: int) -> torch.Tensor:
     return grid
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mode", [BILINEAR, NEAREST, BICUBIC])
 @pytest.mark.parametrize(("padding", "align"), list(itertools.product(range(3), [False, True])))
 def test_two_dimensions(mode: int, padding: int, align: bool) -> None:
@@ -33,6 +34,7 @@ def test_two_dimensions(mode: int, padding: int, align: bool) -> None:
         assert_same(A.grid_sampler_2d_backward.default, g, x, grid, *how, [True, True])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mode", [BILINEAR, NEAREST])
 @pytest.mark.parametrize("padding", range(3))
 def test_three_dimensions(mode: int, padding: int) -> None:

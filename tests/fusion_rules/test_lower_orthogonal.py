@@ -25,6 +25,7 @@ def test_sweep(name: str) -> None:
     assert mode.checked and not mode.problems
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_polynomials(name: str, dtype: torch.dtype) -> None:

@@ -80,6 +80,7 @@ def test_an_integer_over_zero_is_eagers_error(op: OpOverload) -> None:
     assert_agrees(op, x[:0], y[:1] * 0)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5, -3, 7, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float16], ids=str)
 def test_pow_by_number(dtype: torch.dtype, exponent: float) -> None:

@@ -34,6 +34,7 @@ def image(dtype: torch.dtype = torch.float32, *lead: int) -> torch.Tensor:
     return x
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("args", MAX2D, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
 def test_max_pool2d(args: Any, dtype: torch.dtype) -> None:

@@ -32,6 +32,7 @@ DTYPES_AND_SIZES = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("dtype", "size"), DTYPES_AND_SIZES, ids=str)
 @pytest.mark.parametrize("name", ALIGNING)
 def test_two_dimensions(name: str, dtype: torch.dtype, size: Any) -> None:

@@ -29,6 +29,7 @@ def run(function: Callable[[Any], Any], x: np.ndarray) -> Any:
     return xla.compiled(jax.jit(function).lower(x))(x)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("shape", "axes"), REDUCTIONS + AWKWARD, ids=str)
 def test_reductions_in_steps_take_every_value_once(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).integers(-8, 9, shape).astype(np.float32)

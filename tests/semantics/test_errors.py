@@ -79,6 +79,7 @@ def test_raises_though_nobody_reads_the_result(name: str, mode: str, newborn: No
     same_error(expected.error, run(program, mode).error)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", AT_SYNC)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "unread"])
 @pytest.mark.filterwarnings("ignore")
