@@ -19,13 +19,14 @@ from fused_eager.fusion_rules.spec import Spec
 from fused_eager import fused_eager
 from fused_eager.choosing import hotness
 from fused_eager.compiling import lengths, template
+from fused_eager.compiling.key import Computation
 from fused_eager.front.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
 from fused_eager.lowering import row_blocks, stages
 from fused_eager.memory import scratch
 from fused_eager.memory.buffers import TABLE, Home
-from fused_eager.planning.plan import Region, make_plan
+from fused_eager.planning.plan import make_plan
 from fused_eager.running import load
 from fused_eager.running.load import homes_of_values
 from fused_eager.running.run import flush
@@ -236,12 +237,9 @@ def collected(ref: Callable[[], object]) -> bool:
     return ref() is None
 
 
-Recorded = tuple[list[Node], Region, dict[int, Home]]
-
-
 def recorded(
     program: Callable[[], Any], donate: bool = False, live: Callable[[Any], Any] = lambda out: out
-) -> Recorded:
+) -> Computation:
     """The one region of a program; `live` picks the results that are still seen after it."""
     with fused_eager():
         out = program()
@@ -254,4 +252,4 @@ def recorded(
         nodes, homes = list(stream.nodes), homes_of_values(stream)
         (region,) = make_plan(nodes, alive, donatable, homes, {}, 10_000, END).regions
         del out, seen, tensors
-    return nodes, region, homes
+    return Computation(nodes, region, homes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +26,12 @@ from ..choosing.stretch import Choice
 from ..config import OPTIONS, Config, OptionError
 from ..log.events import LOG
 from ..lowering.lower import NodeFailed
-from ..memory.buffers import Home
 from ..memory.scratch import wanted
-from ..planning.plan import Region
 from ..progress import waiting
-from ..tracing.stream import Node
-from . import canonical, surroundings
+from . import background, canonical, surroundings
+from .compile import Settings
 from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
+from .key import Computation
 
 _ROWS = tuple(name for name in OPTIONS if name.startswith("cache"))
 
@@ -78,28 +77,22 @@ class Keeper:
             self.cache.versions = surroundings.versions()
             self.cache.origin = surroundings.origin()
 
-    def key(self, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> Key:
+    def key(self, computation: Computation, bounds: bool) -> Key:
         """The key of a region here and now. Raises Unencodable."""
         self.describe_here()
-        return Key({"region": canonical.to_parts(nodes, region, homes), **surroundings.parts(bounds, self.salt)})
+        return Key({"region": canonical.to_parts(computation), **surroundings.parts(bounds, self.salt)})
 
     def load_or_make(
-        self,
-        nodes: Sequence[Node],
-        region: Region,
-        homes: Mapping[int, Home],
-        bounds: bool,
-        name: str,
-        progress: bool,
-        make: Callable[[], Made],
+        self, computation: Computation, bounds: bool, progress: bool, make: Callable[[], Made]
     ) -> Executable:
         """The executable of a region from the cache; else what `make` compiles, which is kept for the next one.
 
         Raises:
             NodeFailed: as `make` does, or did when another process tried.
         """
+        name = computation.name
         try:
-            key = self.key(nodes, region, homes, bounds)
+            key = self.key(computation, bounds)
         except Unencodable as why:
             LOG.emit("cache-refused", region=name, detail=str(why))
             return make().executable
@@ -108,7 +101,7 @@ class Keeper:
             return known
         found = self._fetch(key, name, progress)
         if isinstance(found, Entry):
-            loaded = self._load(found, homes, name, region)
+            loaded = self._load(found, computation, name)
             if loaded is not None:
                 self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
                 return loaded
@@ -117,7 +110,7 @@ class Keeper:
             made = make()
         except NodeFailed as failed:
             if failed.lasting:
-                failure = Failure(region.nodes.index(failed.index), failed.reason)
+                failure = Failure(computation.region.nodes.index(failed.index), failed.reason)
                 self._publish(key, name, lambda: failure_blobs(failure), 0.0, lead)
             elif lead is not None:
                 lead.release()
@@ -165,8 +158,8 @@ class Keeper:
             )
         return found if isinstance(found, (Entry, Lead)) else None
 
-    def _load(self, entry: Entry, homes: Mapping[int, Home], name: str, region: Region) -> Executable | None:
-        began = time.perf_counter()
+    def _load(self, entry: Entry, computation: Computation, name: str) -> Executable | None:
+        began, region, homes = time.perf_counter(), computation.region, computation.homes
         try:
             loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, wanted(region, homes))
         except Unloadable as why:
@@ -231,6 +224,17 @@ def _keys(where: str) -> bytes:
 
 _KEEPERS: dict[tuple[Any, ...], Keeper | None] = {}
 _LOCK = threading.Lock()
+
+
+def settings(config: Config) -> Settings:
+    """How regions are compiled with these options, on the thread that asks.
+
+    Raises:
+        OptionError: as `keeper`.
+    """
+    # A wait in the background is nobody's, and told to nobody.
+    progress = config.progress and not background.is_own_thread()
+    return Settings(config.check_bounds, progress, keeper(config), config.apart)
 
 
 def keeper(config: Config) -> Keeper | None:

@@ -7,37 +7,38 @@ value numbers, kinds of hoisted numbers instead of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..log.reasons import Reason
-from ..memory.buffers import Home
 from ..planning import forms
 from ..planning.forms import Parts
 from ..planning.plan import Region
 from ..tracing.stream import Node
+from .key import Computation
 
 
-def to_parts(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> Parts:
+def to_parts(computation: Computation) -> Parts:
     """A region as plain values; equal for regions that lower to the same function.
 
     Raises:
         Unencodable: an argument, or the rule of an op, has no form that another process would understand.
     """
+    region = computation.region
     local = {vid: p for p, vid in enumerate(region.inputs)}
     body = []
-    for p, i in enumerate(region.nodes):
-        body.append(forms.of_node(nodes[i], f"region.nodes[{p}]", local))
+    for p, node in enumerate(computation.chosen):
+        body.append(forms.of_node(node, f"region.nodes[{p}]", local))
     return {
-        "inputs": [forms.of_home(homes[v]) for v in region.inputs],
+        "inputs": [forms.of_home(computation.homes[v]) for v in region.inputs],
         "nodes": body,
         "outputs": [local[v] for v in region.outputs],
         "donated": list(region.donated),
     }
 
 
-def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, Home]]:
-    """The nodes, the region over all of them and the homes of its values that `to_parts` gives `parts` for.
+def to_computation(parts: Mapping[str, Any]) -> Computation:
+    """What `to_parts` gives `parts` for: a region over all of its nodes.
 
     Raises:
         ValueError: they are no region, or name what this version of torch does not have.
@@ -52,4 +53,4 @@ def to_region(parts: Mapping[str, Any]) -> tuple[list[Node], Region, dict[int, H
         region = Region(tuple(range(len(nodes))), inputs, outputs, donated, "xla", Reason("cut.exit"))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"no region: {type(error).__name__}: {error}") from error
-    return nodes, region, homes
+    return Computation(nodes, region, homes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from ..bounded import Bounded
 from ..log.site import Site, describe
 from ..memory.buffers import Home
 from ..planning.order import operands
-from ..planning.plan import Region, in_program_order
-from ..tracing.stream import Node, views
+from ..planning.plan import in_program_order
+from ..tracing.stream import views
+from .key import Computation
 
 VARIANTS = 64  # of one skeleton that are remembered
 SHOWN = 3  # differences that are told in full
@@ -61,9 +62,10 @@ class Cause:
     variant: int = 1
 
 
-def of(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: object) -> Compiled:
+def of(computation: Computation, flags: object) -> Compiled:
     """What is to be remembered of a region."""
-    region = in_program_order(nodes, region)
+    nodes, homes = computation.nodes, computation.homes
+    region = in_program_order(nodes, computation.region)
     chosen = [nodes[i] for i in region.nodes]
     first: dict[int, int] = {}
     made: dict[int, int] = {}

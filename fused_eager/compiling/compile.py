@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,18 +19,14 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .. import xla
 from ..bounded import Bounded
 from ..log.events import LOG
-from ..log.site import describe
 from ..lowering import row_blocks
 from ..lowering.lower import Function
-from ..memory.borrow import Home
 from ..memory.scratch import wanted
-from ..planning.plan import Region
 from ..progress import waiting
-from ..tracing.stream import Node
 from . import background, telling
 from .apart import COMPILER, Abandoned, Unavailable
 from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, settle
-from .key import identity
+from .key import Computation, identity
 
 if TYPE_CHECKING:
     from .caching import Keeper
@@ -39,29 +36,23 @@ _LOCK = threading.Lock()
 _FLIGHTS: dict[Hashable, threading.Lock] = {}  # what some thread is loading or compiling now
 
 
-def region_name(nodes: Sequence[Node], region: Region) -> str:
-    """A short name for people: the number of ops, the first and the last line they came from."""
-    first, last = (describe(nodes[i].place) for i in (min(region.nodes), max(region.nodes)))
-    where = f"{first}" if first == last else f"{first} to {last}"
-    return f"{len(region.nodes)} ops from {where}"
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How computations are compiled: all that is no part of them."""
+
+    bounds: bool = True  # indices are checked
+    progress: bool = False  # what takes long is said
+    keeper: Keeper | None = None  # where they are looked for, and kept
+    apart: bool = True  # in a process of XLA's own, where that can be
 
 
-def load_or_compile(
-    nodes: Sequence[Node],
-    region: Region,
-    homes: Mapping[int, Home],
-    bounds: bool,
-    progress: bool,
-    keeper: Keeper | None = None,
-    apart: bool = True,
-) -> Executable:
-    """The executable of an XLA region: from memory, from the cache that `keeper` keeps, or newly compiled, `apart` from
-    this process or in it.
+def load_or_compile(computation: Computation, settings: Settings) -> Executable:
+    """The executable of an XLA region: from memory, from the compile cache, or newly compiled.
 
     Raises:
         NodeFailed: one of its nodes has no lowering after all; plan again with that node as an island.
     """
-    key = identity(nodes, region, homes, (bounds, precision.switches()))
+    key = identity(computation, (settings.bounds, precision.switches()))
     found = MEMORY.get(key)
     if found is not None:
         return found
@@ -71,56 +62,44 @@ def load_or_compile(
         try:
             found = MEMORY.get(key)
             if found is None:
-                found = MEMORY[key] = _load_or_compile(nodes, region, homes, bounds, progress, keeper, apart)
+                found = MEMORY[key] = _load_or_compile(computation, settings)
         finally:
             _FLIGHTS.pop(key, None)
     return found
 
 
-def _load_or_compile(
-    nodes: Sequence[Node],
-    region: Region,
-    homes: Mapping[int, Home],
-    bounds: bool,
-    progress: bool,
-    keeper: Keeper | None,
-    apart: bool,
-) -> Executable:
-    name = region_name(nodes, region)
+def _load_or_compile(computation: Computation, settings: Settings) -> Executable:
+    bounds, progress, keeper = settings.bounds, settings.progress, settings.keeper
 
     def make() -> Made:
         # One at a time: XLA takes all cores by itself.
-        with _LOCK, waiting(f"compiling {name}", progress):
-            telling.compiling(name)
-            made = build(nodes, region, homes, bounds, name, apart)
-        telling.compiled(nodes, region, homes, bounds, made)
+        with _LOCK, waiting(f"compiling {computation.name}", progress):
+            telling.compiling(computation.name)
+            made = build(computation, bounds, settings.apart)
+        telling.compiled(computation, bounds, made)
         return made
 
-    if keeper is None:
-        return make().executable
-    return keeper.load_or_make(nodes, region, homes, bounds, name, progress, make)
+    return make().executable if keeper is None else keeper.load_or_make(computation, bounds, progress, make)
 
 
-def trace(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool) -> ClosedJaxpr:
+def trace(computation: Computation, bounds: bool) -> ClosedJaxpr:
     """A region's function, traced.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
     with _tracing():
-        return jax.make_jaxpr(Function(nodes, region, bounds))(*_arguments(nodes, region, homes))
+        return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*_arguments(computation))
 
 
-def _arguments(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> list[jax.ShapeDtypeStruct]:
-    floats = sum(type(s) is float for i in region.nodes for s in nodes[i].scalars)
-    ints = sum(type(s) is int for i in region.nodes for s in nodes[i].scalars)
-    avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in region.inputs]
-    return [*avals, jax.ShapeDtypeStruct((floats,), "float64"), jax.ShapeDtypeStruct((ints,), "int64")]
+def _arguments(computation: Computation) -> list[jax.ShapeDtypeStruct]:
+    homes, kinds = computation.homes, [type(s) for node in computation.chosen for s in node.scalars]
+    avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
+    numbers = (float, "float64"), (int, "int64")
+    return [*avals, *(jax.ShapeDtypeStruct((kinds.count(kind),), dtype) for kind, dtype in numbers)]
 
 
-def build(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], bounds: bool, name: str, apart: bool = True
-) -> Made:
+def build(computation: Computation, bounds: bool, apart: bool = True) -> Made:
     """Trace, lower and compile a region; `apart`: in a process of XLA's own, where that can be.
 
     Raises:
@@ -129,15 +108,16 @@ def build(
     if apart:
         with suppress(Unavailable):
             COMPILER.start(background.nice())  # it starts while JAX traces
-    function = Function(nodes, region, bounds)
+    region, homes = computation.region, computation.homes
+    function = Function(computation.nodes, region, bounds)
     started = time.perf_counter()
     with _tracing():
         scratch = wanted(region, homes)
-        avals = _arguments(nodes, region, homes)
+        avals = _arguments(computation)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = function, ""
-        if row_blocks.may_gain(avals, _is_pointwise(nodes, region)):
+        if row_blocks.may_gain(avals, _is_pointwise(computation)):
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
@@ -149,7 +129,7 @@ def build(
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
     call = direct(loaded, outputs, len(checks), scratch)
-    return Made(Executable(call, checks, seconds, name), lowered, portable, tracing, blocks, beside)
+    return Made(Executable(call, checks, seconds, computation.name), lowered, portable, tracing, blocks, beside)
 
 
 def _compiled(lowered: jax.stages.Lowered, apart: bool) -> tuple[Any, Portable | NotPortable, bool]:
@@ -168,8 +148,8 @@ def _compiled(lowered: jax.stages.Lowered, apart: bool) -> tuple[Any, Portable |
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)
 
 
-def _is_pointwise(nodes: Sequence[Node], region: Region) -> bool:
-    rules = [rule_for(nodes[i].twin) for i in region.nodes]
+def _is_pointwise(computation: Computation) -> bool:
+    rules = [rule_for(node.twin) for node in computation.chosen]
     return all(rule is not None and rule.cls in _IN_ONE_LOOP for rule in rules)
 
 
@@ -182,4 +162,4 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-__all__ = ["MEMORY", "Executable", "RunCheck", "build", "load_or_compile", "region_name", "trace"]
+__all__ = ["MEMORY", "Computation", "Executable", "RunCheck", "Settings", "build", "load_or_compile", "trace"]

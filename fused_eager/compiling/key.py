@@ -1,4 +1,4 @@
-"""Keys: when are two regions the same computation?
+"""Keys: what is compiled, and when are two of it the same?
 
 In-process identity is a tuple with value numbers local to the region, so equal layers of a model have equal keys
 wherever they stand in the stream. Liveness (which values are outputs) and donation are part of it.
@@ -7,20 +7,44 @@ wherever they stand in the stream. Liveness (which values are outputs) and donat
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
+from ..log.site import describe
 from ..memory.buffers import Home
 from ..planning.plan import Region
 from ..tracing.stream import Node
 
 
-def identity(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], flags: Hashable) -> Hashable:
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What is compiled: a region, the nodes of the stream that it is part of, and the homes of their values."""
+
+    nodes: Sequence[Node]
+    region: Region
+    homes: Mapping[int, Home]
+
+    @property
+    def chosen(self) -> list[Node]:
+        """The region's nodes, in its order."""
+        return [self.nodes[i] for i in self.region.nodes]
+
+    @property
+    def name(self) -> str:
+        """A short name for people: the number of ops, the first and the last line they came from."""
+        among = self.region.nodes
+        first, last = (describe(self.nodes[i].place) for i in (min(among), max(among)))
+        where = f"{first}" if first == last else f"{first} to {last}"
+        return f"{len(among)} ops from {where}"
+
+
+def identity(computation: Computation, flags: Hashable) -> Hashable:
     """The in-process key of an XLA region. `flags` are the options that change the code made for it."""
+    region, homes = computation.region, computation.homes
     local: dict[int, int] = {}
     for vid in region.inputs:
         local[vid] = len(local)
     body = []
-    for i in region.nodes:
-        node = nodes[i]
+    for node in computation.chosen:
         uses = tuple([(local[u.vid], *u[1:]) for u in node.uses])
         results = []
         for r in node.results:

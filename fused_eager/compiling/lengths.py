@@ -31,8 +31,8 @@ from ..tracing.stream import Stream
 from ..tracing.trace import Step
 from . import background, telling
 from .block_by_block import BlockByBlock
-from .caching import keeper
-from .compile import Executable, load_or_compile, trace
+from .caching import settings
+from .compile import Computation, Executable, load_or_compile, trace
 from .template import LARGE, Refused, Template, Unlike, template
 
 _BEFORE: Bounded[Hashable, Work] = Bounded(64)  # the last stream of each kind
@@ -155,13 +155,11 @@ def _executable(work: Work, before: Work, of: Template, region: Region) -> Execu
         raise Refused("one op alone gains nothing")
     if of.by_rows.isdisjoint(region.inputs) or not of.by_rows.issuperset(region.outputs):
         raise Refused("what it takes or hands out is not by rows")
-    config = work.config
-    block = flatten(trace(of.nodes, region, of.homes, config.check_bounds))
+    rows = Computation(of.nodes, region, of.homes)
+    block = flatten(trace(rows, work.config.check_bounds))
     prove(work, of, region, block)
     prove(before, of, region, block)
-    progress = config.progress and not background.is_own_thread()
-    kept = keeper(config)
-    made = load_or_compile(of.nodes, region, of.homes, config.check_bounds, progress, kept, config.apart)
+    made = load_or_compile(rows, settings(work.config))
     if made.checks:
         raise Refused(f"{made.checks[0].error} may have to be raised")
     return replace(made, call=BlockByBlock(of, region, made), key="")
@@ -174,7 +172,7 @@ def prove(work: Work, of: Template, region: Region, block: Program) -> None:
         Refused: it does not, or nobody knows.
     """
     rows = of.rows_of(work.homes)
-    whole = flatten(trace(work.nodes, region, work.homes, work.config.check_bounds))
+    whole = flatten(trace(Computation(work.nodes, region, work.homes), work.config.check_bounds))
     found = cut(whole, rows)
     mixed = [*found.partial, *found.after]
     if mixed:

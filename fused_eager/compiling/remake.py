@@ -18,7 +18,7 @@ from ..quiet import default_dtype
 from ..xla import device, enable_x64
 from . import surroundings
 from .caching import Keeper
-from .canonical import to_region
+from .canonical import to_computation
 from .compile import build
 from .executable import Executable, Failure, Unloadable, from_blobs, to_blobs
 
@@ -52,11 +52,12 @@ def prove(key: Key, blobs: Mapping[str, bytes], rounds: int = 3) -> str:
     try:
         if key_here(key) != key:
             return "made by another version or for another machine: it cannot be remade here"
-        nodes, region, homes = to_region(key.parts["region"])
+        computation = to_computation(key.parts["region"])
+        region, homes = computation.region, computation.homes
         outputs = [homes[v] for v in region.outputs]
         kept = from_blobs(blobs, outputs, "kept", wanted(region, homes))
         with _default_dtype(key):
-            made = build(nodes, region, homes, key.parts["check_bounds"], "remade").executable
+            made = build(computation, key.parts["check_bounds"]).executable
     except NodeFailed as failed:
         same = isinstance(kept, Failure) and (kept.node, kept.reason) == (failed.index, failed.reason)
         return "" if same else f"it cannot be compiled: {failed.reason}"
@@ -66,7 +67,7 @@ def prove(key: Key, blobs: Mapping[str, bytes], rounds: int = 3) -> str:
         return "it says that it cannot be compiled, and it can"
     if kept.checks != made.checks:
         return f"its checks are {kept.checks}, those of the remade one {made.checks}"
-    kinds = [type(s) for i in region.nodes for s in nodes[i].scalars]
+    kinds = [type(s) for node in computation.chosen for s in node.scalars]
     shapes = [(JAX_DTYPE[homes[v][0]], homes[v][1]) for v in region.inputs]
     for seed in range(rounds):
         inputs = [_fill(np.random.default_rng([seed, i]), *shape) for i, shape in enumerate(shapes)]
@@ -111,9 +112,9 @@ def warm(keeper: Keeper, key: Key) -> str:
         keeper.describe_here()
         if not isinstance(keeper.cache.peek(here), Miss):
             return "there already"
-        nodes, region, homes = to_region(key.parts["region"])
+        computation = to_computation(key.parts["region"])
         with _default_dtype(key):
-            made = build(nodes, region, homes, key.parts["check_bounds"], "warmed")
+            made = build(computation, key.parts["check_bounds"])
         blobs = to_blobs(made.portable, made.executable)
     except Exception as error:  # one region of many: the others are worth going on
         return f"failed: {error}"

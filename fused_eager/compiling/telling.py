@@ -25,6 +25,7 @@ from ..planning.order import operands
 from ..planning.plan import Plan, Region
 from ..tracing.stream import Node
 from . import background, causes, measuring
+from .key import Computation
 
 if TYPE_CHECKING:
     from ..running.load import Ready
@@ -126,14 +127,14 @@ def planned(
             _numbers[key] = number
         for told, region, executable in zip(regions, made.regions, executables, strict=False):
             if executable is not None:
-                told["code"] = _code(executable, nodes, region, homes)
+                told["code"] = _code(executable, Computation(nodes, region, homes))
                 told["name"] = executable.name
     _thread.fresh.clear()
     LOG.emit("plan", plan=number, regions=regions, instead_of=instead_of)
     return number
 
 
-def _code(executable: Executable, nodes: Sequence[Node], region: Region, homes: Mapping[int, Home]) -> int:
+def _code(executable: Executable, computation: Computation) -> int:
     """The number of an executable: plans that differ in what is donated, or in other regions, may share one."""
     global _made
     found = _codes.get(executable)
@@ -142,7 +143,7 @@ def _code(executable: Executable, nodes: Sequence[Node], region: Region, homes: 
         found = _codes[executable] = _made
         if executable.name not in _thread.fresh:
             # From a cache: what is compiled next is compared with it all the same.
-            causes.MEMORY.cause(causes.of(nodes, region, homes, True))
+            causes.MEMORY.cause(causes.of(computation, True))
     return found
 
 
@@ -185,7 +186,7 @@ def _about(nodes: Sequence[Node], homes: Mapping[int, Home], live: Collection[in
     inputs = dict.fromkeys(v for n in nodes for v in operands(n) if v not in made)
     outputs = tuple(v for v in made if v in live)
     whole = Region(tuple(range(len(nodes))), tuple(inputs), outputs, (), "aten", Reason("region.new"))
-    cause = causes.CAME.cause(causes.of(nodes, whole, homes, ""))
+    cause = causes.CAME.cause(causes.of(Computation(nodes, whole, homes), ""))
     return {"plan": number, "ops": len(nodes), **_told_cause(cause)}
 
 
@@ -209,16 +210,11 @@ def compiling(name: str) -> None:
     LOG.emit("compiling", region=name, waited=not background.is_own_thread())
 
 
-def compiled(
-    nodes: Sequence[Node],
-    region: Region,
-    homes: Mapping[int, Home],
-    flags: object,
-    made: Made,
-) -> None:
+def compiled(computation: Computation, flags: object, made: Made) -> None:
     """A region was compiled."""
+    region = computation.region
     name, seconds = made.executable.name, made.executable.seconds
-    cause = causes.MEMORY.cause(causes.of(nodes, region, homes, flags))
+    cause = causes.MEMORY.cause(causes.of(computation, flags))
     waited = not background.is_own_thread()
     _thread.compiled += seconds
     _thread.fresh.add(name)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from ..bounded import Bounded
 from ..choosing.stretch import Choice
 from ..compiling import background, compile
 from ..compiling.caching import Keeper
+from ..compiling.compile import Settings
 from ..compiling.executable import NotPortable
-from ..compiling.key import identity
+from ..compiling.key import Computation, identity
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -56,29 +57,8 @@ _FOUND: Bounded[Hashable, Choice | None] = Bounded(4096)
 _LOCK = threading.Lock()  # two at a time would measure each other
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One node of a stream as a region of its own, with the results that are wanted of it."""
-
-    nodes: Sequence[Node]
-    region: Region
-    homes: Mapping[int, Home]
-    bounds: bool
-    apart: bool = True  # where it is compiled
-
-    @property
-    def node(self) -> Node:
-        """The node."""
-        return self.nodes[self.region.nodes[0]]
-
-
 def islands(
-    nodes: Sequence[Node],
-    live: frozenset[int],
-    homes: Mapping[int, Home],
-    bounds: bool,
-    kept: Keeper | None,
-    apart: bool = True,
+    nodes: Sequence[Node], live: frozenset[int], homes: Mapping[int, Home], settings: Settings
 ) -> dict[int, str]:
     """The nodes that ATen runs so much faster that they are worth a cut, and why, in words.
 
@@ -91,7 +71,7 @@ def islands(
         if results and _is_contested(node, homes):
             inputs = tuple(dict.fromkeys(operands(node)))
             region = Region((i,), inputs, results, (), "xla", _ALONE)
-            choice = _winner(Call(nodes, region, homes, bounds, apart), kept)
+            choice = _winner(Computation(nodes, region, homes), settings)
             if choice is not None and choice.native:
                 found[i] = _words(choice)
     return found
@@ -111,65 +91,69 @@ def _is_contested(node: Node, homes: Mapping[int, Home]) -> bool:
     return LEAST <= sum(nbytes_of(homes[v]) for v in touched) <= MOST
 
 
-def _winner(call: Call, kept: Keeper | None) -> Choice | None:
-    flags = (call.bounds, precision.switches(), torch.get_num_threads())
-    key = identity(call.nodes, call.region, call.homes, flags)
+# A call is a computation of one node, with the results that are wanted of it.
+def _winner(call: Computation, settings: Settings) -> Choice | None:
+    key = identity(call, (settings.bounds, precision.switches(), torch.get_num_threads()))
     with _LOCK:
         if key not in _FOUND:
-            _FOUND[key] = _remembered_or_measured(call, kept)
+            _FOUND[key] = _remembered_or_measured(call, settings)
         return _FOUND[key]
 
 
-def _remembered_or_measured(call: Call, kept: Keeper | None) -> Choice | None:
-    asked = None if kept is None else _key(call, kept)
+def _remembered_or_measured(call: Computation, settings: Settings) -> Choice | None:
+    kept = settings.keeper
+    asked = None if kept is None else _key(call, settings.bounds, kept)
     if kept is None or asked is None:
-        return _told(call, _measured(call))
+        return _told(call, _measured(call, settings))
     found = choices.find(kept, asked)
     if found is not None:
         return _told(call, found, remembered=True)
-    made = _told(call, _measured(call))
+    made = _told(call, _measured(call, settings))
     if made is not None:
         choices.keep(kept, asked, made)
     return made
 
 
-def _key(call: Call, kept: Keeper) -> Key | None:
+def _key(call: Computation, bounds: bool, kept: Keeper) -> Key | None:
     """What the compile cache knows the outcome by; None where there is no form that all would know."""
     try:
-        name = kept.key(call.nodes, call.region, call.homes, call.bounds).digest
+        name = kept.key(call, bounds).digest
         return choices.key((("call", name),), kept.salt, torch.get_num_threads())
     except Unencodable:
         return None
 
 
-def _told(call: Call, choice: Choice | None, remembered: bool = False) -> Choice | None:
+def _told(call: Computation, choice: Choice | None, remembered: bool = False) -> Choice | None:
     """The outcome, and the event log knows it."""
     if choice is not None:
-        site = str(describe(call.node.place))
-        LOG.emit("contest", op=str(call.node.op), site=site, **asdict(choice), remembered=remembered)
+        (node,) = call.chosen
+        LOG.emit("contest", op=str(node.op), site=str(describe(node.place)), **asdict(choice), remembered=remembered)
     return choice
 
 
-def _measured(call: Call) -> Choice | None:
+def _measured(call: Computation, settings: Settings) -> Choice | None:
     if background.is_closing():
         raise RuntimeError("the interpreter ends")
     try:
         with unobserved(), as_eager():
             inputs = {v: _made_up(call.homes[v]) for v in call.region.inputs}
-            aten = _fastest(lambda: run_node(call.node, dict(inputs)), _clock(()))
+            (node,) = call.chosen
+            aten = _fastest(lambda: run_node(node, dict(inputs)), _clock(()))
             client, threads = _client()
-            xla = _fastest(_through_xla(call, list(inputs.values()), client), _clock(threads))
+            xla = _fastest(_through_xla(call, settings, list(inputs.values()), client), _clock(threads))
     except Exception as error:  # whoever runs it for the program raises where the program can be told
         LOG.count(f"contest without a winner: {type(error).__name__}")
         return None
     return Choice(xla > AHEAD * aten + CUT, xla, aten)
 
 
-def _through_xla(call: Call, inputs: list[torch.Tensor], client: Any) -> Callable[[], object]:
+def _through_xla(
+    call: Computation, settings: Settings, inputs: list[torch.Tensor], client: Any
+) -> Callable[[], object]:
     """What runs the call as a region of `client`, and waits for it."""
     device = client.devices()[0]
     floats, ints = hoisted(call.nodes, call.region)
-    portable = compile.build(call.nodes, call.region, call.homes, call.bounds, "", call.apart).portable
+    portable = compile.build(call, settings.bounds, settings.apart).portable
     if isinstance(portable, NotPortable):
         raise portable
     loaded = portable.load(device)

@@ -18,9 +18,9 @@ from ..choosing.hotness import SKELETONS
 from ..choosing.stretch import Pieces
 from ..compiling import background, lengths, telling
 from ..compiling.background import Waiting
-from ..compiling.caching import forget_loaded, keeper
+from ..compiling.caching import forget_loaded, keeper, settings
 from ..compiling.compile import MEMORY as EXECUTABLES
-from ..compiling.compile import Executable, load_or_compile
+from ..compiling.compile import Computation, Executable, load_or_compile
 from ..config import Config
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -181,7 +181,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     ahead: dict[int, str] = {}
     if config.measures and not config.waits:
         with precision.as_of(work.switches):
-            ahead = contest.islands(nodes, work.live, homes, config.check_bounds, keeper(config), config.apart)
+            ahead = contest.islands(nodes, work.live, homes, settings(config))
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         islands.update(ahead)
@@ -217,7 +217,7 @@ def _pieces(work: Work, made: Plan, executables: Sequence[Executable | None]) ->
     for region, executable in zip(made.regions, executables, strict=True):
         try:
             if executable is None:
-                name = kept.key(work.nodes, region, work.homes, work.config.check_bounds).digest
+                name = kept.key(Computation(work.nodes, region, work.homes), work.config.check_bounds).digest
             else:
                 name = executable.key
         except Unencodable:
@@ -252,13 +252,8 @@ def _executable(work: Work, region: Region) -> Executable | None:
     """The executable of a region; None if ATen runs it, which is also what becomes of one that XLA cannot compile."""
     if region.how != "xla":
         return None
-    config = work.config
     try:
-        # A wait in the background is nobody's, and told to nobody.
-        progress = config.progress and not background.is_own_thread()
-        return load_or_compile(
-            work.nodes, region, work.homes, config.check_bounds, progress, keeper(config), config.apart
-        )
+        return load_or_compile(Computation(work.nodes, region, work.homes), settings(work.config))
     except NodeFailed:
         raise
     except Exception as error:

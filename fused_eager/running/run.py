@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,16 @@ import torch
 
 from ..choosing.hotness import SKELETONS
 from ..compiling import background, measuring, telling
-from ..compiling.compile import Executable, load_or_compile
+from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..log.reasons import Reason
 from ..memory import buffers
-from ..memory.buffers import LOCK, TABLE, Buffer, Home
+from ..memory.buffers import LOCK, TABLE, Buffer
 from ..memory.heap import WATCH
 from ..memory.scratch import SCRATCH
 from ..planning.plan import Region
 from ..quiet import unobserved
 from ..tracing.allowance import ALLOWANCE
-from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
+from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import vacate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
@@ -102,7 +102,7 @@ class Execution:
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         outputs, flags = executable.call(*args, *vectors)
         if kept is not None:
-            outputs = verify.verify(self.nodes, region, self.homes, kept, outputs, run_alone)
+            outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
@@ -110,17 +110,15 @@ class Execution:
         self.values.update(zip(region.outputs, outputs, strict=True))
 
 
-def run_alone(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def run_alone(computation: Computation, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run one region through XLA on dense inputs and wait for its outputs; nothing else of the runtime is touched.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
     memory: list[np.ndarray] = []
-    executable = load_or_compile(nodes, region, homes, True, False)
-    outputs, _ = executable.call(*map(as_array, inputs), *numbers(nodes, region, memory))
+    executable = load_or_compile(computation, Settings())
+    outputs, _ = executable.call(*map(as_array, inputs), *numbers(computation.nodes, computation.region, memory))
     return [buffers.to_tensor(o) for o in outputs]
 
 

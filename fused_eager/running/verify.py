@@ -21,6 +21,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import map_leaves
 
+from ..compiling.key import Computation
 from ..errors import WrongResult
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -32,8 +33,7 @@ from ..tracing.stream import Hole, Node, Ref, place_of, places, targets_of
 from .island import as_home, run_node, view
 
 Values = dict[int, Any]
-# How a region is run through XLA: nodes, region, homes, inputs -> outputs.
-RunRegion = Callable[[Sequence[Node], Region, Mapping[int, Home], Sequence[torch.Tensor]], Sequence[Any]]
+RunRegion = Callable[[Computation, Sequence[torch.Tensor]], Sequence[Any]]  # how a region is run: inputs -> outputs
 
 TRIALS = 3  # disturbed runs
 FACTOR = 16.0  # how much larger than what they change a difference may be
@@ -60,43 +60,37 @@ def keep(region: Region, values: Values) -> Values:
     return {v: as_home(values[v]).clone() for v in region.inputs}
 
 
-def verify(
-    nodes: Sequence[Node],
-    region: Region,
-    homes: Mapping[int, Home],
-    kept: Values,
-    outputs: Sequence[Any],
-    run: RunRegion,
-) -> Sequence[Any]:
+def verify(computation: Computation, kept: Values, outputs: Sequence[Any], run: RunRegion) -> Sequence[Any]:
     """Compare a region's outputs with ATen's.
 
     Returns:
         The outputs, or ATen's where they differ by more than rounding; then a `WrongResult` has been warned of.
     """
+    region = computation.region
     try:
-        truth = _by_aten(nodes, region, kept)
+        truth = _by_aten(computation, kept)
     except Exception:
         return outputs  # ATen refuses the values: the region's own checks say so at the next sync
     LOG.count("verified region")
     made = dict(zip(region.outputs, map(as_home, outputs), strict=True))
-    views = _views(nodes, region)
+    views = _views(computation)
     if not any(_off(truth[v], made[v], views.get(v)) for v in region.outputs):
         return outputs
-    disturbed = [_by_aten(nodes, region, kept, disturb=True) for _ in range(TRIALS)]
+    disturbed = [_by_aten(computation, kept, disturb=True) for _ in range(TRIALS)]
     wrong = [v for v in region.outputs if _differs(v, truth, made, disturbed, views)]
     if not wrong:
         return outputs
-    _tell(nodes, region, homes, kept, _find(nodes, region, homes, kept, truth, disturbed, views, wrong, made, run))
+    _tell(computation, kept, _find(computation, kept, truth, disturbed, views, wrong, made, run))
     return [truth[v] for v in region.outputs]
 
 
-def _by_aten(nodes: Sequence[Node], region: Region, kept: Values, disturb: bool = False) -> Values:
+def _by_aten(computation: Computation, kept: Values, disturb: bool = False) -> Values:
     values = dict(kept)
     with as_eager():
-        for i in region.nodes:
-            run_node(nodes[i], values)
+        for node in computation.chosen:
+            run_node(node, values)
             if disturb:
-                for r in nodes[i].results:
+                for r in node.results:
                     values[r.vid] = _disturb(as_home(values[r.vid]))
     return values
 
@@ -112,11 +106,11 @@ def _disturb(t: torch.Tensor) -> torch.Tensor:
     return t * (1 + torch.finfo(t.dtype).eps * steps)
 
 
-def _views(nodes: Sequence[Node], region: Region) -> dict[int, Geometry]:
+def _views(computation: Computation) -> dict[int, Geometry]:
     """The values whose homes have gaps that nobody has written: only what the op wrote of them can be compared."""
     gaps: dict[int, Geometry] = {}
-    for i in region.nodes:
-        for r, place in zip(nodes[i].results, places(nodes[i]), strict=True):
+    for node in computation.chosen:
+        for r, place in zip(node.results, places(node), strict=True):
             count = 1
             for n in r.home[1]:
                 count *= n
@@ -164,9 +158,7 @@ def _differs(v: int, truth: Values, made: Values, disturbed: list[Values], gaps:
 
 
 def _find(
-    nodes: Sequence[Node],
-    region: Region,
-    homes: Mapping[int, Home],
+    computation: Computation,
     kept: Values,
     truth: Values,
     disturbed: list[Values],
@@ -176,24 +168,24 @@ def _find(
     run: RunRegion,
 ) -> Finding:
     """The first op that goes wrong: by itself on ATen's operands, else inside the region, else what made the output."""
-    for i in region.nodes:
-        node = nodes[i]
+    region = computation.region
+    for i, node in zip(region.nodes, computation.chosen, strict=True):
         results = tuple(r.vid for r in node.results)
         bases = [r.base for r in node.results if r.base is not None]
         operands = tuple(dict.fromkeys([*(u.vid for u in node.uses), *bases]))
-        one = Region((i,), operands, results, (), "xla", Reason("mode.single"))
-        alone = dict(zip(results, run(nodes, one, homes, [as_home(truth[v]) for v in operands]), strict=True))
-        near = [_by_aten(nodes, one, {v: _disturb(as_home(truth[v])) for v in operands}, True) for _ in range(TRIALS)]
+        one = replace(computation, region=Region((i,), operands, results, (), "xla", Reason("mode.single")))
+        alone = dict(zip(results, run(one, [as_home(truth[v]) for v in operands]), strict=True))
+        near = [_by_aten(one, {v: _disturb(as_home(truth[v])) for v in operands}, True) for _ in range(TRIALS)]
         for v in results:
             found = _differs(v, truth, alone, near, gaps)
             if found:
                 return Finding(i, v, found, True)
-    everything = tuple(r.vid for i in region.nodes for r in nodes[i].results)
-    watched = replace(region, outputs=everything, donated=())
-    inside = dict(zip(everything, run(nodes, watched, homes, [kept[v] for v in region.inputs]), strict=True))
+    everything = tuple(r.vid for node in computation.chosen for r in node.results)
+    watched = replace(computation, region=replace(region, outputs=everything, donated=()))
+    inside = dict(zip(everything, run(watched, [kept[v] for v in region.inputs]), strict=True))
     for values, among in ((inside, everything), (made, tuple(wrong))):
-        for i in region.nodes:
-            for r in nodes[i].results:
+        for i, node in zip(region.nodes, computation.chosen, strict=True):
+            for r in node.results:
                 found = _differs(r.vid, truth, values, disturbed, gaps) if r.vid in among else ""
                 if found:
                     return Finding(i, r.vid, found, False)
@@ -203,11 +195,9 @@ def _find(
 # ---- telling -------------------------------------------------------------------------------------------------------
 
 
-def _tell(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], kept: Values, finding: Finding
-) -> None:
-    node = nodes[finding.node]
-    path = _write_script(nodes, region, homes, kept, finding)
+def _tell(computation: Computation, kept: Values, finding: Finding) -> None:
+    node, region = computation.nodes[finding.node], computation.region
+    path = _write_script(computation, kept, finding)
     specs = ", ".join(str(kept[v].dtype).removeprefix("torch.") + str(list(kept[v].shape)) for v in region.inputs)
     how = "by itself" if finding.alone else f"only when fused with the other {len(region.nodes) - 1} ops of its region"
     place = describe(node.place)
@@ -221,27 +211,24 @@ def _tell(
     )
 
 
-def _write_script(
-    nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], kept: Values, finding: Finding
-) -> str:
+def _write_script(computation: Computation, kept: Values, finding: Finding) -> str:
     folder = tempfile.mkdtemp(prefix="fused-eager-mismatch-")
-    torch.save({v: kept[v] for v in region.inputs}, os.path.join(folder, "inputs.pt"))
+    torch.save({v: kept[v] for v in computation.region.inputs}, os.path.join(folder, "inputs.pt"))
     path = os.path.join(folder, "mismatch.py")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(script(nodes, region, homes, finding.vid))
+        file.write(script(computation, finding.vid))
     return path
 
 
-def script(nodes: Sequence[Node], region: Region, homes: Mapping[int, Home], vid: int) -> str:
+def script(computation: Computation, vid: int) -> str:
     """A program that computes one value of a region from its inputs (`inputs.pt` beside it), by eager and fused."""
     wanted, chosen = {vid}, []
-    for i in reversed(region.nodes):
-        node = nodes[i]
+    for node in reversed(computation.chosen):
         if any(r.vid in wanted for r in node.results):
             chosen.append(node)
             wanted.update([u.vid for u in node.uses] + [r.base for r in node.results if r.base is not None])
-    lines = [line for node in reversed(chosen) for line in _as_source(node, homes)]
-    inputs = [v for v in region.inputs if v in wanted]
+    lines = [line for node in reversed(chosen) for line in _as_source(node, computation.homes)]
+    inputs = [v for v in computation.region.inputs if v in wanted]
     load = 'saved = torch.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "inputs.pt"))'
     return "\n".join([
         "import os", "", "import torch", "from torch import device, inf, nan  # noqa: F401", "",

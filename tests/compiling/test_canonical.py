@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fused_eager.compiling import executable
-from fused_eager.compiling.canonical import to_parts, to_region
+from fused_eager.compiling.canonical import to_computation, to_parts
 from fused_eager.compiling.compile import build
+from fused_eager.compiling.key import Computation
 from fused_eager.lowering import lower
 from fused_eager.memory.buffers import Home
 from fused_eager.planning import forms
@@ -30,7 +31,7 @@ from tests.streams import END, HOME, lowered_by, node, recorded
 
 
 def digest(program: Callable[[], Any], **how: Any) -> str:
-    return Key(to_parts(*recorded(program, **how))).digest
+    return Key(to_parts(recorded(program, **how))).digest
 
 
 # Programs that between them use every kind of argument and value.
@@ -59,16 +60,16 @@ def test_equal_programs_on_other_tensors_have_equal_parts(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_region_comes_back_from_its_parts(name: str) -> None:
     """And computes the same: what lowering looks at is all there."""
-    nodes, region, homes = recorded(PROGRAMS[name])
-    parts = to_parts(nodes, region, homes)
+    computation = recorded(PROGRAMS[name])
+    parts = to_parts(computation)
     stored = Key.from_json(json.loads(Key(parts).text)).parts
-    again = to_region(stored)
-    assert Key(to_parts(*again)) == Key(parts)
-    first, second = build(nodes, region, homes, True, ""), build(*again, True, "")
+    again = to_computation(stored)
+    assert Key(to_parts(again)) == Key(parts)
+    first, second = build(computation, True), build(again, True)
     assert first.lowered.as_text() == second.lowered.as_text()
     assert first.executable.checks == second.executable.checks
-    made = [fill(homes[v], seed) for seed, v in enumerate(region.inputs)]
-    kinds = [type(s) for i in region.nodes for s in nodes[i].scalars]
+    made = [fill(computation.homes[v], seed) for seed, v in enumerate(computation.region.inputs)]
+    kinds = [type(s) for node in computation.chosen for s in node.scalars]
     made += [torch.full((kinds.count(float),), 2.0).double(), torch.ones(kinds.count(int), dtype=torch.int64)]
     outs = [e.executable.call(*[as_array(t.clone()) for t in made])[0] for e in (first, second)]
     for a, b in zip(*outs, strict=True):
@@ -109,15 +110,14 @@ def test_numbers_that_are_part_of_the_computation_go_by_their_bits() -> None:
 def test_what_an_op_overwrites_is_in_the_parts() -> None:
     """Lowering decides by it whether XLA may write in place."""
     for name in ("in place", "write through a view", "out="):
-        nodes, region, homes = recorded(PROGRAMS[name])
-        again, _, _ = to_region(to_parts(nodes, region, homes))
-        chosen = [nodes[i] for i in region.nodes]
-        before, after = ([(n.op, n.twin, n.targets) for n in some] for some in (chosen, again))
+        computation = recorded(PROGRAMS[name])
+        again = to_computation(to_parts(computation))
+        before, after = ([(n.op, n.twin, n.targets) for n in some.chosen] for some in (computation, again))
         assert before == after and any(targets for _, _, targets in after)
 
 
 def test_lowering_looks_at_nothing_of_a_node_that_is_not_in_the_parts() -> None:
-    """Whoever makes it look at more has to add that to `to_parts` and to `to_region`."""
+    """Whoever makes it look at more has to add that to `to_parts` and to `to_computation`."""
     source = "".join(path.read_text() for path in Path(lower.__file__).parent.glob("*.py"))
     looked_at = set(re.findall(r"\bnode(?:s\[\w+\])?\.(\w+)", source))
     assert looked_at <= {"op", "twin", "args", "kwargs", "uses", "scalars", "results", "targets"}
@@ -135,7 +135,7 @@ def test_what_lives_and_what_is_given_away_is_in_the_parts() -> None:
 def test_value_numbers_do_not_matter() -> None:
     def parts(a: int, b: int, c: int) -> Any:
         nodes = [node(b, [a]), node(c, [b, a], torch.ops.aten.add.Tensor)]
-        return to_parts(nodes, Region((0, 1), (a,), (c,), (), "xla", END), dict.fromkeys((a, b, c), HOME))
+        return to_parts(Computation(nodes, Region((0, 1), (a,), (c,), (), "xla", END), dict.fromkeys((a, b, c), HOME)))
 
     assert parts(0, 1, 2) == parts(17, 4, 9)
 
@@ -170,8 +170,8 @@ def test_keys_tell_lowered_functions_apart(shape: Any, steps: Any, other: Any) -
     """Both directions: the same program again has the same key, and one key never stands for two functions."""
     again = (shape, steps) if other is None else other
     first, second = recorded(lambda: _run(shape, steps)), recorded(lambda: _run(*again))
-    texts = [build(*r, True, "").lowered.as_text() for r in (first, second)]
-    if Key(to_parts(*first)) == Key(to_parts(*second)):
+    texts = [build(r, True).lowered.as_text() for r in (first, second)]
+    if Key(to_parts(first)) == Key(to_parts(second)):
         assert texts[0] == texts[1]
     else:
         assert other is not None
@@ -197,14 +197,14 @@ def test_what_has_no_canonical_form_is_refused_with_its_place() -> None:
     n = node(1, [0])
     n.args = [Ref(0), Strange()]
     with pytest.raises(Unencodable, match=r"region\.nodes\[0\]\.args: .*Strange has no canonical form"):
-        to_parts([n], Region((0,), (0,), (1,), (), "xla", END), dict.fromkeys((0, 1), HOME))
+        to_parts(Computation([n], Region((0,), (0,), (1,), (), "xla", END), dict.fromkeys((0, 1), HOME)))
 
 
 def test_rules_of_others_are_refused() -> None:
     """Their source is not in the digest that stands for our lowerings."""
     refused = pytest.raises(Unencodable, match=r"rule of aten\.relu\.default comes from tests")
     with lowered_by("aten.relu.default", lambda cx, a: a), refused:
-        to_parts([node(1, [0])], Region((0,), (0,), (1,), (), "xla", END), dict.fromkeys((0, 1), HOME))
+        to_parts(Computation([node(1, [0])], Region((0,), (0,), (1,), (), "xla", END), dict.fromkeys((0, 1), HOME)))
 
 
 @pytest.mark.parametrize(
@@ -219,10 +219,10 @@ def test_rules_of_others_are_refused() -> None:
     ],
 )
 def test_parts_that_are_no_region_are_refused(damage: Callable[[Any], Any]) -> None:
-    parts = to_parts(*recorded(BASE))
+    parts = to_parts(recorded(BASE))
     damage(parts)
     with pytest.raises(ValueError):
-        to_region(parts)
+        to_computation(parts)
 
 
 def test_every_kind_of_leaf_can_be_read_back() -> None:

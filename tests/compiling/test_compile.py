@@ -13,7 +13,7 @@ import torch
 from fused_eager import fused_eager, xla
 from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
-from fused_eager.compiling.compile import load_or_compile, region_name
+from fused_eager.compiling.compile import Computation, Settings, load_or_compile
 from fused_eager.lowering.lower import NodeFailed
 from fused_eager.planning.plan import Region
 from fused_eager.running.arguments import as_array
@@ -31,7 +31,8 @@ def region(nodes: list[Node], output: int, donated: tuple[int, ...] = ()) -> Reg
 
 
 def compiled(nodes: list[Node], output: int, donated: tuple[int, ...] = ()) -> compiling.Executable:
-    return load_or_compile(nodes, region(nodes, output, donated), dict.fromkeys(range(9), HOME), True, False)
+    made = Computation(nodes, region(nodes, output, donated), dict.fromkeys(range(9), HOME))
+    return load_or_compile(made, Settings())
 
 
 def run(executable: compiling.Executable, value: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ def test_checks_name_the_position_of_their_node() -> None:
 
     n = embedding()
     homes = {0: (torch.float32, (5, 2)), 1: (torch.int64, (4,)), 2: (torch.float32, (4, 2))}
-    executable = load_or_compile([n], Region((0,), (0, 1), (2,), (), "xla", END), homes, True, False)
+    executable = load_or_compile(Computation([n], Region((0,), (0, 1), (2,), (), "xla", END), homes), Settings())
     assert {c.node for c in executable.checks} == {0}
     assert all(c.error == "IndexError" and c.message for c in executable.checks)
 
@@ -94,7 +95,7 @@ def test_checks_name_the_position_of_their_node() -> None:
 def test_names_say_where_the_ops_came_from() -> None:
     n = node(1, [0])
     n.place = (test_names_say_where_the_ops_came_from.__code__, 7)
-    assert region_name([n], region([n], 1)) == f"1 ops from {__file__}:7"
+    assert Computation([n], region([n], 1), {}).name == f"1 ops from {__file__}:7"
 
 
 def test_jax_keeps_nothing_of_a_region_that_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

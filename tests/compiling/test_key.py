@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager.compiling.key import identity
+from fused_eager.compiling.key import Computation, identity
 from fused_eager.planning.plan import make_plan
 from tests.streams import END, HOME, node, recorded
 
@@ -20,8 +20,7 @@ def key_of(
     flags: Hashable = True,
 ) -> Hashable:
     """The key of a program that is one region; `live` picks the results that are still seen after it."""
-    nodes, region, homes = recorded(program, donate, live)
-    found = identity(nodes, region, homes, flags)
+    found = identity(recorded(program, donate, live), flags)
     hash(found)
     return found
 
@@ -43,7 +42,7 @@ def test_equal_layers_have_equal_keys_wherever_they_stand() -> None:
     nodes = [node(3, [0, 1]), node(4, [3]), node(5, [4, 2]), node(6, [5])]
     homes = dict.fromkeys(range(7), HOME)
     plan = make_plan(nodes, frozenset([6]), frozenset([0]), homes, {}, 2, END)
-    first, second = (identity(nodes, r, homes, True) for r in plan.regions)
+    first, second = (identity(Computation(nodes, r, homes), True) for r in plan.regions)
     assert first == second
 
 

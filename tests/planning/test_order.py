@@ -59,7 +59,7 @@ def another(graph: Graph, seed: int) -> list[int]:
 
 
 def digest(program: Callable[[], Any]) -> str:
-    return Key(to_parts(*recorded(program))).digest
+    return Key(to_parts(recorded(program))).digest
 
 
 @given(graphs(), st.integers(0, 2**32))
@@ -78,9 +78,9 @@ def test_another_computation_has_another_key(graph: Graph, data: Any) -> None:
     changed = [*graph[:i], (other, reads), *graph[i + 1 :]]
     order = list(range(len(graph)))
     first, second = (recorded(in_order(g, order)) for g in (graph, changed))
-    if str(first[0]) == str(second[0]):
+    if str(first.nodes) == str(second.nodes):
         return  # `t` is a view, no step: two graphs may record the same
-    assert Key(to_parts(*first)).digest != Key(to_parts(*second)).digest
+    assert Key(to_parts(first)).digest != Key(to_parts(second)).digest
 
 
 def twins(swapped: bool) -> Callable[[], Any]:

@@ -16,8 +16,10 @@ from fused_eager import fused_eager, report
 from fused_eager.choosing import pace
 from fused_eager.choosing.stretch import Choice
 from fused_eager.compiling import background
+from fused_eager.compiling.compile import Settings
+from fused_eager.compiling.key import Computation
 from fused_eager.running import contest
-from fused_eager.running.contest import Call, islands
+from fused_eager.running.contest import islands
 from fused_eager.tracing.stream import Node
 from tests.compiling.test_caching import finish_writing, own_process
 from tests.streams import all_results_large, aten, events, node, recorded
@@ -41,8 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ops that are measured from now on; ATen wins each time."""
     found: list[str] = []
 
-    def measured(call: Call) -> Choice:
-        found.append(str(call.node.op))
+    def measured(call: Computation, settings: Settings) -> Choice:
+        found.append(str(call.chosen[0].op))
         return FASTER
 
     monkeypatch.setattr(contest, "_measured", measured)
@@ -87,7 +89,7 @@ def test_a_call_that_aten_runs_faster_is_an_island_between_two_regions(asked: li
 
 
 def test_a_call_that_xla_runs_as_fast_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "_measured", lambda call: SLOWER)
+    monkeypatch.setattr(contest, "_measured", lambda call, settings: SLOWER)
     with events("plan", "contest") as seen:
         steady(program, torch.randn(N))
     assert [e.data["native"] for e in seen if e.kind == "contest"] == [False]
@@ -161,11 +163,11 @@ def test_another_process_finds_what_was_measured(asked: list[str], tmp_path: Pat
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def call_of(function: Callable[..., Any], *args: torch.Tensor) -> Call:
+def call_of(function: Callable[..., Any], *args: torch.Tensor) -> Computation:
     """The one node that a function records, as a contest takes it."""
-    nodes, region, homes = recorded(lambda: function(*args))
-    assert len(nodes) == 1
-    return Call(nodes, region, homes, True)
+    call = recorded(lambda: function(*args))
+    assert len(call.nodes) == 1
+    return call
 
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -184,7 +186,7 @@ def test_both_are_measured(name: str, results: Callable[[], AbstractContextManag
     """Whether results are in new memory or, as large ones, in that of the run before."""
     function, args = CALLS[name]
     with results():
-        choice = contest._measured(call_of(function, *args))
+        choice = contest._measured(call_of(function, *args), Settings())
     assert choice is not None and choice.fused_s > 0 and choice.native_s > 0
     assert choice.native == (choice.fused_s > contest.AHEAD * choice.native_s + contest.CUT)
 
@@ -192,7 +194,7 @@ def test_both_are_measured(name: str, results: Callable[[], AbstractContextManag
 def test_the_program_draws_the_numbers_that_it_would_have_drawn() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    contest._measured(call_of(CALLS["sort"][0], *CALLS["sort"][1]))
+    contest._measured(call_of(CALLS["sort"][0], *CALLS["sort"][1]), Settings())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -216,5 +218,5 @@ def test_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -
 def test_a_node_without_a_rule_is_none_of_it(asked: list[str]) -> None:
     home = (torch.float32, (1 << 20,))
     nodes: list[Node] = [node(1, [0], aten.unsafe_chunk.default, home=home), node(2, [1], aten.sort.default, home=home)]
-    found = islands(nodes, frozenset([2]), {0: home, 1: home, 2: home}, True, None)
+    found = islands(nodes, frozenset([2]), {0: home, 1: home, 2: home}, Settings())
     assert list(found) == [1] and asked == ["aten.sort.default"]
