@@ -84,7 +84,7 @@ class Config:
     cache_wait: float = _row(60.0, "seconds to wait for another process that compiles the same region", minimum=0)
     cache_timeout: float = _row(5.0, "seconds that one read from a shared store may take", minimum=0.01)
     cache_lease: float = _row(10.0, "seconds after which a process that died while compiling is replaced", minimum=0.1)
-    validate: bool | None = _row(None, "check what each stage hands on; auto: in modes debug and strict")
+    validate: bool | None = _row(None, "check each plan before it runs; auto: in modes debug and strict")
     progress: bool = _row(True, "after one second of waiting, say what is being waited for")
 
     def __post_init__(self) -> None:
@@ -100,6 +100,14 @@ class Config:
             find(name)
         given: dict[str, Any] = {name: _as_text(value) for name, value in options.items() if value is not None}
         return dataclasses.replace(self, **given) if given else self
+
+    def refuse_unused(self) -> None:
+        """Raise `OptionError` for an option that this mode would ignore, and whoever gave it would rely on."""
+        if self.check_nan and self.mode in ("fused", "strict"):
+            raise OptionError(
+                f"option 'check_nan' needs mode 'debug', and this context is in mode {self.mode!r}: values exist there "
+                "only when they are asked for"
+            )
 
     @property
     def measures(self) -> bool:
@@ -199,7 +207,7 @@ def _number(kind: type, words: str, minimum: float | None, maximum: float | None
     def accepts(value: Any) -> bool:
         # bool is an int to Python; max_region=True is a mistake. An int is a fine float.
         right = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        return right and low <= value <= high
+        return right and low <= value <= high and abs(value) != math.inf
 
     return Kind(" ".join([words, " and ".join(limits)]).strip(), kind, accepts)
 
@@ -265,7 +273,7 @@ def find(name: str, origin: str = "an argument") -> Option:
 
 def _unknown(what: str, given: str, origin: str, known: list[str]) -> str:
     near = difflib.get_close_matches(given, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"there is no {what} {given!r} (from {origin}){hint} Known: {', '.join(known)}"
 
 

@@ -155,6 +155,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(OptionError) as caught:
         find("zzz")
     assert "did you mean" not in str(caught.value)
+    assert "(from an argument). Known: mode" in str(caught.value)
     assert all(name in str(caught.value) for name in OPTIONS)
 
 

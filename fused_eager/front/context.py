@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
+
 from .. import follower
 from ..compiling import background
 from ..compiling.caching import keeper
@@ -35,7 +37,13 @@ _IN_PIECES = (
 )
 
 
-def _refuse_pieces(function: Callable[..., Any]) -> None:
+def _refuse_others(function: Callable[..., Any]) -> None:
+    """Of what is wrapped only the call is left: whoever hands over a module or a class would lose the rest of it."""
+    if isinstance(function, (type, torch.nn.Module)) or not callable(function):
+        raise TypeError(
+            f"fused_eager decorates functions and methods, and {function!r:.200} is none. Write `with fused_eager():` "
+            "around the lines that use it"
+        )
     for is_kind, kind in _IN_PIECES:
         if is_kind(function):
             name = getattr(function, "__qualname__", repr(function))
@@ -87,7 +95,7 @@ class fused_eager:
 
     Raises:
         OptionError: an unknown option or a value that is not allowed.
-        TypeError: the function to be decorated is a generator or a coroutine.
+        TypeError: what is to be decorated is no function, or a generator or a coroutine.
     """
 
     def __init__(self, mode: str | None = None, **options: Any):
@@ -102,7 +110,7 @@ class fused_eager:
         return super().__new__(cls)
 
     def __call__(self, function: F) -> F:
-        _refuse_pieces(function)
+        _refuse_others(function)
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -116,6 +124,8 @@ class fused_eager:
     def __enter__(self) -> fused_eager:
         thread = THREAD
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        if self.options.get("check_nan") or not thread.configs:
+            config.refuse_unused()
         if LOG.budgets:
             config = config.replace(native="never")  # what torch runs alone nobody counts
         writer = self._writer(thread, config)

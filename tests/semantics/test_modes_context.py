@@ -112,6 +112,32 @@ def test_what_runs_in_pieces_cannot_be_decorated() -> None:
                 decorate(function)
 
 
+@pytest.mark.parametrize("thing", [torch.nn.Linear, torch.nn.Linear(2, 2), 3], ids=["class", "module", "number"])
+def test_what_is_no_function_cannot_be_decorated(thing: Any) -> None:
+    """Its parameters, or that it is a class, would be lost."""
+    with pytest.raises(TypeError, match=r"decorates functions and methods, and .* is none\. Write `with fused_eager"):
+        fused_eager()(thing)
+
+
+def test_finding_nan_is_refused_where_nobody_would_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2)
+    for mode in ("fused", "strict"):
+        refused = pytest.raises(OptionError, match=f"'check_nan' needs mode 'debug', and .* is in mode '{mode}'")
+        with refused, fused_eager(mode=mode, check_nan=True):
+            pass
+    with fused_eager(mode="debug", check_nan=True):
+        with fused_eager(mode="fused"):  # inherited, not asked for
+            assert (x + 1).tolist() == [2.0, 2.0]
+        with pytest.raises(FloatingPointError):
+            x.log().neg().div(0)
+    with fused_eager(mode="off", check_nan=True):
+        assert x.div(0).isinf().all()
+    monkeypatch.setenv("FUSED_EAGER_CHECK_NAN", "1")
+    with pytest.raises(OptionError, match="check_nan"), fused_eager(mode="fused"):
+        pass
+    assert (x + 1).tolist() == [2.0, 2.0]
+
+
 def test_a_wrong_option_is_refused_where_it_is_written() -> None:
     with pytest.raises(OptionError, match="fused"):
         fused_eager(mode="fast")
