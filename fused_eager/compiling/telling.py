@@ -55,7 +55,7 @@ def begin() -> Began:
 
 
 def flushed(reason: Reason, ready: Ready, ops: int, began: Began, before: float = 0.0) -> None:
-    """A flush has launched the regions of a stream of `ops`, which have run for so many seconds `before` it began."""
+    """A flush has launched the regions of a stream of `ops`, which ATen had run for so many seconds `before`."""
     started, compiled = began
     ended = _thread.ended
     LOG.emit(
@@ -68,6 +68,7 @@ def flushed(reason: Reason, ready: Ready, ops: int, began: Began, before: float 
         regions=len(ready.plan.regions),
         host=0.0 if ended is None else max(started - ended - before, 0.0),
         seconds=now() - started + before,
+        native=before,
         compiling=_thread.compiled - compiled,
     )
     measuring.recorded(ops)

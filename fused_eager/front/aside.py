@@ -110,6 +110,7 @@ class StepsAside(TorchDispatchMode):
         self._until = 0.0  # when it comes back
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
         self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
+        self._why = ""  # the code of the reason
         self._recorded = False  # something of the turn that is under way
         self._mark: Place = None  # where it ends, if that is a read,
         self._elsewhere = MARKED  # and how many were elsewhere since then
@@ -132,6 +133,7 @@ class StepsAside(TorchDispatchMode):
         if self in modes:
             self.passes_on(False)
             self._below, self._until, self._alone = modes[: modes.index(self)], until, time.perf_counter()
+            self._why = self.reason()
             self.aside, self._looks = True, 0
             self.unseen.update(dict.fromkeys(self.unseen, 0))
             follower.overlooked()
@@ -179,11 +181,16 @@ class StepsAside(TorchDispatchMode):
     def passes_on(self, natively: bool) -> None:
         """A stretch begins, all of whose ops are passed on to torch; or another one, or this one is no longer there."""
         self._recorded = self._recorded or not natively
-        if natively and not self._alone:
-            self._turns, self._alone = Turns("entry", 0.0), time.perf_counter()
-        elif self._alone and not natively:
+        if self._alone and not (natively and self._why == self.reason()):
             self._tell(time.perf_counter())
             self._alone = 0.0
+        if natively and not self._alone:
+            self._turns, self._alone, self._why = Turns("entry", 0.0), time.perf_counter(), self.reason()
+
+    def reason(self) -> str:
+        """Why torch runs ops now, if it does: a code."""
+        spell = self.stream.spell
+        return spell.code if spell.left else "region.native"
 
     def passed_on(self, turn: Turn) -> None:
         """A turn has ended, all of which was passed on, or not."""
@@ -214,7 +221,8 @@ class StepsAside(TorchDispatchMode):
 
     def _tell(self, now: float) -> None:
         """Say how long torch has been alone."""
-        LOG.emit("aside", turn=self._turns.kind, turns=self._turns.count, seconds=now - self._alone)
+        turns = self._turns
+        LOG.emit("aside", turn=turns.kind, turns=turns.count, seconds=now - self._alone, reason=self._why)
         self._turns.count, self._alone = 0, now
 
     def _return(self) -> None:
@@ -282,9 +290,8 @@ def passed_backward(door: FrontDoor) -> None:
 
 
 def _step(door: FrontDoor, turn: Turn, until: float) -> None:
-    spell = door.stream.spell
     with LOCK:
-        run.hand_over(Reason(spell.code if spell.left else "region.native"))
+        run.hand_over(Reason(door.reason()))
         door.step_aside(turn, until)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..log.events import Event
-from ..log.reasons import ELSEWHERE
+from ..log.reasons import ELSEWHERE, NOT_COMPILED
 from .reading import Process
 from .rows import Built, Compile, Cut, Island, Line, Region, Sync
 
@@ -33,8 +33,10 @@ class Facts:
     ops: int = 0
     flushes: int = 0
     steps: int = 0
-    aside: float = 0.0  # torch alone
-    turns: int = 0  # of the loop, in that time
+    aside: float = 0.0  # torch alone, which is faster
+    meanwhile: float = 0.0  # ATen op by op, or torch alone, as nothing was compiled for these ops
+    turns: int = 0  # of the loop, while torch was alone,
+    waiting: int = 0  # and how many of them because nothing was compiled
     rests: int = 0  # how often writing ops down had to wait
     recording: tuple[int, float] = (0, 0.0)  # sampled: ops, seconds
     peak: int = 0
@@ -151,7 +153,9 @@ class Adder:
         f.flushes += 1
         f.ops += d["ops"]
         f.host += max(d["host"] - self._apart.pop((process, event.thread), 0.0), 0.0)
-        f.launch += d["seconds"] - d["compiling"]
+        native = d.get("native", 0.0)
+        f.launch += d["seconds"] - d["compiling"] - native
+        f.meanwhile += native
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"] - d["host"]), end)
         where = d["reason"], d["detail"], d["site"]
@@ -218,8 +222,12 @@ class Adder:
 
     def _aside(self, process: int, event: Event, d: dict[str, Any]) -> None:
         f = self.facts
-        f.aside += d["seconds"]
         f.turns += d["turns"]
+        if d.get("reason") in NOT_COMPILED:
+            f.meanwhile += d["seconds"]
+            f.waiting += d["turns"]
+        else:
+            f.aside += d["seconds"]
         # The next flush counts its host time from the one before.
         self._apart[process, event.thread] = self._apart.get((process, event.thread), 0.0) + d["seconds"]
         begin, end = self._spans[process]

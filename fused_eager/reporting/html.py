@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from ..log.reasons import CODES
+from ..log.reasons import CODES, NOT_COMPILED
 from .facts import Facts, top
 from .rows import Compile, Island, Line, Region, Sync
 from .source import short, shorten, split
@@ -81,7 +81,7 @@ def _model(report: Report) -> dict[str, Any]:
     }
 
 
-KINDS = ("compile", "wait", "launch", "host", "alone", "rest")
+KINDS = ("compile", "wait", "launch", "host", "meanwhile", "alone", "rest")
 
 
 def _colours(f: Facts) -> dict[int, int]:
@@ -135,10 +135,13 @@ def _spans(report: Report) -> list[tuple[str, float, float]]:
         elif e.kind == "flush":
             start = e.time - d["seconds"]
             out.append(("host", max(start - d["host"], alone), start))
-            out.append(("launch", start + d["compiling"], e.time))
+            launched = start + d["compiling"] + d.get("native", 0.0)
+            out.append(("meanwhile", start + d["compiling"], launched))
+            out.append(("launch", launched, e.time))
             flushed = e.time
         elif e.kind == "aside":
-            out.append(("alone", e.time - d["seconds"], e.time))
+            kind = "meanwhile" if d.get("reason") in NOT_COMPILED else "alone"
+            out.append((kind, e.time - d["seconds"], e.time))
             alone = e.time
         elif e.kind == "sync":
             out.append(("wait", max(e.time - d["seconds"], flushed), e.time))

@@ -116,7 +116,8 @@ KINDS: dict[str, Kind] = {
                     "seconds from the end of the thread's last flush or sync: the program's own Python, torch's "
                     "dispatch, and recording",
                 ),
-                Field("seconds", "number", "seconds that the flush itself took on the host"),
+                Field("seconds", "number", "seconds that the flush itself took on the host, `native` included"),
+                Field("native", "number", "seconds before it in which ATen ran these ops, as nothing was compiled"),
                 _COMPILING,
             ),
         ),
@@ -140,6 +141,7 @@ KINDS: dict[str, Kind] = {
                 ),
                 Field("turns", "integer", "how many of them; 0 where a turn was torch's in part"),
                 Field("seconds", "number", "for how long"),
+                Field("reason", "text", "why; the code of one of the [reasons](reasons.md)"),
             ),
         ),
         Kind(

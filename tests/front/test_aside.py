@@ -334,6 +334,7 @@ def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pyte
     rounds = sum(e.data["turns"] for e in alone)
     assert rounds >= 10 and 30 <= rounds + len(flushes) <= 31
     assert {e.data["turn"] for e in alone if e.data["turns"]} == {kind}
+    assert {e.data["reason"] for e in alone} == {"region.native"}
     assert all(e.data["seconds"] > 0 for e in alone)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fused_eager.reporting.facts import add_up
+from fused_eager.reporting.text import fused_line
 
 from .logs import Log
 
@@ -19,6 +20,19 @@ def test_times_do_not_overlap() -> None:
     f = add_up([log.process])
     assert (f.host, f.launch, f.compile) == (1.0, 1.0, 2.0)
     assert f.wait == pytest.approx(1.6)
+
+
+def test_what_aten_ran_as_it_was_recorded_is_no_launching() -> None:
+    log = Log()
+    log.flush(seconds=3.0, native=2.5)
+    log.tell("aside", turn="step", turns=3, seconds=1.0, reason="region.native")
+    log.tell("aside", turn="step", turns=2, seconds=0.5, reason="region.new")
+    f = add_up([log.process])
+    assert (f.launch, f.meanwhile, f.aside) == (0.5, 3.0, 1.0)
+    assert (f.turns, f.waiting) == (5, 2)
+    assert fused_line(f).endswith(
+        "5 of 6 rounds ran on torch alone, unrecorded, 3 as that is faster, 2 as nothing was compiled for them"
+    )
 
 
 def test_a_flush_before_the_wait_is_not_part_of_it() -> None:
