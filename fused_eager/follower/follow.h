@@ -77,7 +77,7 @@ class Follower {
   // Whether the call is the one that came next last time. Nothing has been changed by then.
   bool compare(Arguments given) {
     try {
-      if (c_.recorded.get() != R.step.operands.of(step_) || !matches(given)) return false;
+      if (c_.recorded.get() != R.step.operands.of(step_) || !matches(given) || !takes_numbers()) return false;
       if (!is_at(R.node.place.of(last()))) return false;
       vids_ = number(R.stream.vids.of(stream_));
       at_ = R.stream.at.of(stream_);
@@ -170,6 +170,19 @@ class Follower {
     if (k == c_.operands.size() || !is_tensor_we_know(t) || !c_.operands[k].sees(t)) return false;
     tensors_.push_back(&t);
     return true;
+  }
+
+  // Whether ATen is known to take numbers of these kinds.
+  bool takes_numbers() {
+    if (numbers_.empty()) return true;
+    Kinds kinds;
+    for (const IValue& n : numbers_) kinds.push_back(kind_of(n.isInt() ? static_cast<double>(n.toInt()) : n.toDouble()));
+    if (kinds == c_.kinds) return true;
+    const Ref key = checked(PyBytes_FromStringAndSize(kinds.data(), static_cast<Py_ssize_t>(kinds.size())));
+    const int found = PySet_Contains(c_.taken.get(), key.get());
+    checked(found);
+    if (found == 1) c_.kinds = kinds;
+    return found == 1;
   }
 
   bool finds_operands() {

@@ -2,10 +2,11 @@
 //
 // It is learned from a call that Python has just recorded or followed, and from the `Step` that this made. Everything
 // that a call was made of is a slot: what Python hoists may be another number next time, anything else has to be equal.
-// A call of which that cannot be said (a list of complex numbers, a factory of a narrow dtype) is left to Python.
+// A call of which that cannot be said (a list of complex numbers) is left to Python.
 
 #pragma once
 
+#include "kinds.h"
 #include "runtime.h"
 
 #include <ATen/ATen.h>
@@ -80,6 +81,8 @@ struct CompiledStep {
   std::optional<size_t> written_list;  // the argument whose elements get a new version
   at::ScalarType default_dtype;
   int64_t first_vid = -1;  // of its results
+  Ref taken;               // the kinds of numbers that ATen takes, as far as it has been asked,
+  Kinds kinds;             // and the last of them that came
   Ref recorded;            // the operands as Python has them: others are there when they have moved
 };
 
@@ -186,8 +189,8 @@ class Learner {
   std::unique_ptr<CompiledStep> learn() {
     call_ = Ref::borrowed(R.step.call.of(step_));
     node_ = R.step.node.of(step_);
-    if (attribute(call_.get(), "fitting").get() != Py_None) return nullptr;
     if (!take_arguments() || !take_operands() || !take_results() || !take_returned()) return nullptr;
+    made_->taken = attribute(call_.get(), "taken");
     made_->is_island = is_true(attribute(info_, "island").get());
     if (is_true(attribute(info_, "writes_list").get())) {
       const Ref written = attribute(info_, "written");

@@ -14,6 +14,7 @@ import torch
 from ..log import site
 from ..memory.buffers import TABLE, Buffer, Home, storage_of
 from ..memory.trap import offset_of, pointer_of
+from ..tracing.numbers import kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.pattern import matches
 from ..tracing.stream import DeviceInput, NativeInput, Stream, start
@@ -54,8 +55,8 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     for name, rows in call.named:
         if name not in kwargs or not matches(rows, (kwargs[name],), tensors, scalars):
             return MISS
-    if call.fitting is not None and any(s not in call.fitting for s in scalars):
-        return MISS
+    if scalars and scalars != node.scalars[: len(scalars)] and kinds(scalars) not in call.taken:
+        return MISS  # ATen has to be asked
     if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
     witnessed = stream.witnessed is not None

@@ -22,6 +22,7 @@ from ..memory.trap import offset_of
 from ..running.island import judge
 from ..tracing.calls import CALLS, Call, Foreign, View, new_call, take
 from ..tracing.infer import Unknown
+from ..tracing.numbers import are_taken, kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Node, Result, Stream, Use, Witnessed, start
 from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
@@ -133,7 +134,10 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         out = witness.perform_new(stream, info, tensors, args, kwargs)
         if out is not MISS:
             call = witness.learn(stream, info, key, tensors, args, kwargs, out)
-            return out if call is None else _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
+            if call is None:
+                return out
+            call.taken.add(kinds(scalars))
+            return _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
     if call is None:
         call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:
@@ -149,8 +153,13 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return native.run_now(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
         judge(stream.config, info.op, site.here(), info.island)
-    if call.fitting is not None and any(s not in call.fitting for s in scalars):
-        return native.run_now(stream, info, args, kwargs, "a number does not fit the dtype")
+    if scalars and kinds(scalars) not in call.taken:
+        made = call.outputs[0].spec.dtype if call.outputs else tensors[0].dtype
+        if not are_taken(info, args, kwargs, tensors, made):
+            out = native.run_now(stream, info, args, kwargs, "ATen might refuse its numbers")
+            call.taken.add(kinds(scalars))  # it did not
+            return out
+        call.taken.add(kinds(scalars))
     if call.doubt and call.structure not in TRUSTED:
         return _first_time(stream, info, call, key, args, kwargs)
     undo: Undo = []

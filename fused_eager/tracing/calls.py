@@ -16,7 +16,6 @@ from torch.nn import Parameter
 
 from fused_eager.fusion_rules.geometry import Geometry, home_shape, is_dense, overlaps_itself
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
-from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..bounded import Bounded
@@ -71,7 +70,7 @@ class Call:
     tiny: bool
     doubt: str  # why its first run has to be ATen's: there is no lowering, or shape inference cannot be trusted
     structure: int  # a number that stands for the memo key in node signatures
-    fitting: range | None  # the numbers that a factory may fill a narrow dtype with; eager refuses others
+    taken: set[bytes]  # the kinds of its numbers that ATen takes, as far as it has been asked
     rows: tuple[Row, ...]  # what the arguments look like, and by name those given so
     named: tuple[tuple[str, tuple[Row, ...]], ...]
 
@@ -188,18 +187,6 @@ def _output(spec: Spec) -> Output:
     return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home, nbytes_of(home))
 
 
-def _fitting(info: OpInfo, made: Sequence[Spec]) -> range | None:
-    """The numbers that fit the dtype which a factory fills; None for other ops, and where all fit."""
-    rule = rule_for(info.twin)
-    if rule is None or rule.cls is not OpClass.FACTORY or not made:
-        return None
-    dtype = made[0].dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
-        return None
-    limits = torch.iinfo(dtype)
-    return range(limits.min, limits.max + 1)
-
-
 def _inferred(
     info: OpInfo, key: Sequence[Any], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
 ) -> tuple[Inferred, str] | Unknown:
@@ -263,7 +250,7 @@ def make_call(
         all(t.numel() <= TINY for t in tensors) and all(s.numel <= TINY for s in inferred.fresh),
         info.island or doubt,
         next(_structures),
-        _fitting(info, inferred.fresh or [v.spec for v in views]),
+        set(),
         rows,
         tuple([(n, pattern((kwargs[n],), seen, info.names.index(n) in hoisted)) for n in sorted(kwargs)]),
     )

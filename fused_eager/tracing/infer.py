@@ -206,7 +206,7 @@ def _run(
     return described(out, actors)
 
 
-def _call(op: OpOverload, args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
+def _call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
     """Call `op` with `actors` in place of its tensor arguments, in order."""
     position = iter(actors)
 
@@ -275,6 +275,20 @@ def rehearse(
         return inferred, "a rehearsal returned other shapes than inferred"
     specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
     return Inferred(specs, inferred.template), ""
+
+
+def rehearsed(
+    op: Callable[..., Any], args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], small: bool = False
+) -> bool:
+    """Whether ATen takes a call of `op`, on zeros in place of its tensors; or on `small` ones, which an op that
+    computes each element by itself takes as well. (Not of one element: of some of those numbers are not looked at.)"""
+    actors = [torch.zeros((2,) * t.ndim, dtype=t.dtype, device=t.device) if small else _zeros(t) for t in tensors]
+    try:
+        with _LOCK, _silence():
+            _call(op, args, kwargs, actors)
+    except Exception:
+        return False
+    return True
 
 
 def is_beyond(tensors: list[torch.Tensor], inferred: Inferred) -> bool:

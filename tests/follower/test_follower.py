@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from fused_eager.follower import build
 from fused_eager.log import site
 from fused_eager.log.events import LOG
 from fused_eager.running import load
+from fused_eager.tracing.numbers import BOUNDS
 from fused_eager.tracing.stream import Stream
 from tests.streams import events, forget_pending, open_stream
 from tests.suites import optimizers
@@ -88,6 +90,27 @@ def test_a_thread_that_rests_for_so_long_goes_on_when_that_is_over() -> None:
         stream.spell.due = 0.0
         program(X, W)
         assert len(stream.nodes) == 8
+
+
+def test_numbers_of_a_kind_that_aten_was_asked_for_do_not_reach_python() -> None:
+    """Kinds are told apart in both languages alike."""
+    around = [n for b in BOUNDS for n in (math.nextafter(b, 0), b, math.nextafter(b, math.inf))]
+    numbers = [math.nan, math.inf, -math.inf, 0.0, -0.0, *around, *(-n for n in around)]
+
+    def step(number: float) -> Tensor:
+        return (X * 2 + W) * number
+
+    found = []
+    with fused_eager(follower="compiled"):
+        for number in numbers:  # each kind is asked for
+            settled(lambda number=number: step(number), 2)  # type: ignore[misc]
+        with ways() as went:
+            for number in numbers:
+                found.append(step(number))
+                sync()
+    assert (went.python, went.followed) == (0, 3 * len(numbers))
+    for number, y in zip(numbers, found, strict=True):
+        torch.testing.assert_close(y, step(number), equal_nan=True)
 
 
 def test_a_training_step_hardly_reaches_python() -> None:
