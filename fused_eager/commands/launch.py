@@ -168,7 +168,7 @@ def _hide_our_frames() -> None:
 
 
 def main(argv: list[str], prog: str) -> int:
-    """Run the program that `argv` names. Returns 0, 1 for a module or 2 for a file or an option that does not exist;
+    """Run the program that `argv` names. Returns 0, 1 for a module or 2 for a file or an option that cannot be used;
     `SystemExit` and whatever the program raises pass through."""
     ours, theirs = split(argv)
     arguments = _parser(prog).parse_args(ours)
@@ -186,13 +186,17 @@ def main(argv: list[str], prog: str) -> int:
 
     from ..log.events import LOG
 
-    LOG.asked = arguments.report
+    LOG.asked, entered = arguments.report, False
     try:
         with fused_eager.fused_eager(**options):
+            entered = True
             program()
     except SystemExit:
         raise
     except BaseException as error:
+        if not entered and isinstance(error, OptionError):  # a file or a store that turns out not to be usable
+            print(f"{prog}: {error}", file=sys.stderr)
+            return 2
         if arguments.module is not None and isinstance(error, ImportError) and users_part(error.__traceback__) is None:
             print(f"{prog}: {error}", file=sys.stderr)
             return 1
@@ -200,6 +204,6 @@ def main(argv: list[str], prog: str) -> int:
         raise
     finally:
         LOG.asked = False
-        if arguments.report:
+        if arguments.report and entered:
             print(fused_eager.report(), file=sys.stderr)
     return 0

@@ -80,7 +80,7 @@ class EventLog:
         """Append an event and count it."""
         event = Event(kind, time.perf_counter(), data, _thread.number)
         self._keep(event)
-        for sink in self.sinks:
+        for sink in tuple(self.sinks):  # a copy: another thread may take one away meanwhile
             sink(event)
 
     def emit_when_read(self, kind: str, find_out: Callable[[], dict[str, Any]]) -> None:

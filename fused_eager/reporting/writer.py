@@ -3,23 +3,28 @@
 The program's thread only appends to a list; another thread turns events into text and writes them twice a second, and
 at once where something long begins. So a killed process loses half a second at most, and its file is readable.
 Lines are written whole: two processes never share a file.
+
+A file that takes no more (a full disk) costs the rest of the report and one warning, never the program. One that cannot
+be right, or would be lost by being written, is an `OptionError` where the context is entered.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import platform
 import resource
 import socket
+import stat
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
-from ..config import OPTIONS, Config
-from ..errors import FusedEagerError
+from ..config import OPTIONS, Config, OptionError, spell
 from ..log import site
 from ..log.events import LOG, Event
 from ..memory.heap import resident
@@ -28,6 +33,8 @@ from .schema import VERSION
 EVERY = 0.5  # seconds between writes
 MEMORY_EVERY = 5.0  # seconds between looks at the memory
 URGENT = frozenset({"compiling", "open", "close", "compile-failed"})
+BEGINNING = b'{"kind": "start", "t": '  # of every log that we write
+LONGEST = 1 << 24  # bytes that are read of a first line: it has the command line, which may have some millions
 
 
 class Writer:
@@ -43,8 +50,12 @@ class Writer:
         self.pid = os.getpid()
         self.zero = time.perf_counter()
         self.looked = 0.0
+        self.error: OSError | None = None  # what ended the writing, until it has been told
         name, job = claim(path)
         self.file = name
+        objection = _objection(name)
+        if objection:
+            raise ValueError(f"{name} {objection}")
         # Unbuffered, and always at the end: what is written is in the file, whatever becomes of us.
         self.fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write([_line("start", 0.0, 0, _start(job))])
@@ -54,6 +65,8 @@ class Writer:
 
     def __call__(self, event: Event) -> None:
         """The sink."""
+        if self.done:
+            return  # nobody would empty the queue
         self.queue.append(event)
         if event.kind in URGENT:
             self.wake.set()
@@ -66,9 +79,9 @@ class Writer:
 
     def drain(self) -> None:
         """Write what has been told so far."""
+        if self.pid != os.getpid():
+            return  # before the lock, which the parent's thread may have held at the fork
         with self.lock:
-            if self.pid != os.getpid() or self.fd < 0:
-                return
             lines = []
             while self.queue:
                 batch, self.queue = self.queue, []
@@ -78,25 +91,54 @@ class Writer:
                 self.looked = at
                 lines.append(_line("memory", at - self.zero, 0, _memory()))
             self._write(lines)
+        self.tell()
 
     def _write(self, lines: list[str]) -> None:
-        if lines:
+        if lines and self.fd >= 0:
             data = "".join(lines).encode()
-            while data:
-                data = data[os.write(self.fd, data) :]
+            try:
+                while data:
+                    data = data[os.write(self.fd, data) :]
+            except OSError as error:
+                self.error = error
+                self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self.wake.set()
+        self.queue = []
+        fd, self.fd = self.fd, -1
+        try:
+            os.close(fd)
+        except OSError as error:  # some file systems tell only here that what was written has found no room
+            self.error = self.error or error
+
+    def tell(self) -> None:
+        """Once writing has ended: take this off the log, and say so once if it failed. Raises nothing, ever."""
+        if not self.done:
+            return
+        with _lock:
+            error, self.error = self.error, None
+            _remove(self)
+        if error is None:
+            return  # it was closed in order, or another thread says it
+        text = f"cannot write the report {self.file}: {error.strerror}; it ends there, the program goes on without it"
+        try:
+            warnings.warn(text, stacklevel=2)
+        except Warning as told:  # warnings are errors here: the report's must not end the program, nor go unseen
+            warnings.showwarning(told, UserWarning, __file__, 0)
 
     def close(self) -> None:
         """Write what is left, and that the process has ended in order."""
-        if self.pid != os.getpid() or self.fd < 0:
+        if self.pid != os.getpid():
             return
-        self.done = True
-        self.wake.set()
         self.drain()
         at = time.perf_counter() - self.zero
         with self.lock:
             self._write([_line("memory", at, 0, _memory()), _line("end", at, 0, {})])
-            os.close(self.fd)
-            self.fd = -1
+            if self.fd >= 0:
+                self._end()
+        self.tell()
 
 
 def _line(kind: str, t: float, thread: int, data: dict[str, Any]) -> str:
@@ -156,14 +198,57 @@ def claim(path: str) -> tuple[str, str]:
 def _owner(path: str) -> dict[str, Any] | None:
     """The first line of `path`, if the process that wrote it is another one on this machine and lives."""
     try:
-        with open(path) as file:
-            first = json.loads(file.readline())
+        first = _fields(_first_line(path))
         if first["host"] != socket.gethostname() or first["pid"] == os.getpid():
             return None
         os.kill(first["pid"], 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    return first if isinstance(first, dict) and "job" in first else None
+    return first if "job" in first else None
+
+
+def _first_line(path: str) -> bytes:
+    # A pipe would have us wait for whoever writes into it, and what some devices say has no end.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return b""
+    with open(path, "rb") as file:
+        return file.readline(LONGEST)
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _begins_a_log(line: bytes) -> bool:
+    if not line.endswith(b"\n") and line.startswith(BEGINNING):
+        return True  # torn: its process was killed, or the disk was full
+    first = _fields(line)
+    return first.get("kind") == "start" and "v" in first
+
+
+def _objection(path: str) -> str:
+    """Why `path` is not to be written, in words; empty if nothing is lost by it.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return "is a folder, a pipe or a device"
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            if os.path.samestat(found, os.fstat(fd)):
+                return "is what the program prints into"
+    if found.st_size and not _begins_a_log(_first_line(path)):
+        return "is no event log, and is left as it is"
+    return ""
 
 
 _writers: dict[str, Writer] = {}
@@ -174,7 +259,7 @@ def attach(config: Config) -> Writer:
     """Write the event log to `config.report` from here on, until `detach`. Contexts may ask for it more than once.
 
     Raises:
-        FusedEagerError: the file cannot be written.
+        OptionError: the file cannot be written, or holds something else.
     """
     path = os.path.abspath(config.report)
     with _lock:
@@ -182,12 +267,13 @@ def attach(config: Config) -> Writer:
         if writer is None or writer.pid != os.getpid():
             try:
                 writer = _writers[path] = Writer(path)
-            except OSError as error:
-                raise FusedEagerError(f"option report: cannot write {config.report!r}: {error.strerror}") from error
+            except (OSError, ValueError) as error:
+                raise _refusal(config.report, path, error) from error
         writer.users += 1
-        if writer.users == 1:
+        if writer.users == 1 and not writer.done:
             LOG.sinks.append(writer)
             _details(1)
+    writer.tell()
     defaults = {name: option.default for name, option in OPTIONS.items()}
     changed = {name: getattr(config, name) for name in defaults if getattr(config, name) != defaults[name]}
     LOG.emit("open", mode=config.mode, options=changed, site=str(site.caller()))
@@ -199,10 +285,27 @@ def detach(writer: Writer) -> None:
     LOG.emit("close")
     with _lock:
         writer.users -= 1
-        if writer.users == 0 and writer in LOG.sinks:
-            LOG.sinks.remove(writer)
-            _details(-1)
+        if writer.users == 0:
+            _remove(writer)
     writer.drain()
+
+
+def _remove(writer: Writer) -> None:
+    if writer in LOG.sinks:
+        LOG.sinks.remove(writer)
+        _details(-1)
+
+
+def _refusal(given: str, path: str, error: OSError | ValueError) -> OptionError:
+    row = OPTIONS["report"]
+    origin = f"environment variable {row.env}" if os.environ.get(row.env) == given else "an argument"
+    # What is no OSError is our own objection, or a text that no system takes for a path.
+    why = f"{error.filename or path} cannot be written: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return OptionError(
+        f"option {row.name!r} cannot be {given!r} (from {origin}): {why}; "
+        "allowed: a file that is new, empty or the event log of an earlier run, in a folder that exists; "
+        f"default: {spell(row.default)}"
+    )
 
 
 _asking = 0
@@ -222,8 +325,9 @@ def want_details(by: int) -> None:
 
 
 def _in_child() -> None:
-    # The writer's thread does not exist here, and the file is the parent's.
-    global _asking
+    # The writer's thread does not exist here (it may have held the lock), and the file is the parent's.
+    global _asking, _lock
+    _lock = threading.Lock()
     for writer in _writers.values():
         if writer in LOG.sinks:
             LOG.sinks.remove(writer)

@@ -19,6 +19,7 @@ import pytest
 
 import fused_eager as package
 from fused_eager.commands import cli, launch
+from fused_eager.front import context
 
 # What a program can see of how it was started.
 PROBE = """
@@ -156,6 +157,28 @@ def test_a_wrong_environment_is_refused_before_the_program_starts(
     assert launch.main([str(tmp_path / "s.py")], "run") == 2
     captured = capsys.readouterr()
     assert "FUSED_EAGER_MODE" in captured.err and not captured.out
+
+
+@pytest.mark.parametrize("option", ["report=no_such_folder/x", "cache=no_such_scheme://x"])
+def test_an_option_that_the_context_refuses_is_told_in_one_line(
+    option: str,
+    contexts: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(package, "fused_eager", context.fused_eager)  # the real one
+    (tmp_path / "s.py").write_text("print('started')")
+    assert launch.main(["--report", "--option", option, str(tmp_path / "s.py")], "run") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"run: option '{option.split('=')[0]}' ") and captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_an_option_error_of_the_program_is_its_own(contexts: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import fused_eager\nraise fused_eager.OptionError('mine')")
+    with pytest.raises(package.OptionError, match="mine"):
+        launch.main([str(tmp_path / "s.py")], "run")
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "no_such.module", "json"])

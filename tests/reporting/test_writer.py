@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from fused_eager import FusedEagerError, fused_eager
+from fused_eager import OptionError, fused_eager
 from fused_eager.log import site
 from fused_eager.log.events import LOG
 from fused_eager.reporting import reading, writer
@@ -73,10 +77,133 @@ def test_mode_off_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "no_such_folder" / "x")
-    with pytest.raises(FusedEagerError, match=r"report.*no_such_folder"), fused_eager(report=path):
+    with pytest.raises(OptionError, match=r"report.*an argument.*no_such_folder.*allowed"), fused_eager(report=path):
         raise AssertionError("not reached")
     with fused_eager():  # and nothing is left behind
         assert program(torch.ones(2)) == 6.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\n",
+        "no line end",
+        '{"kind": "start", "service": "of somebody else"}\n',
+        '{"t": 0.0, "kind": "flush"}\n{"kind": "start", "t": 0.0, "v": 1}\n',
+        "[" * 100_000,
+        "\n",
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_and_left_as_it_is(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "precious.py"
+    path.write_text(text)
+    monkeypatch.setenv("FUSED_EAGER_REPORT", str(path))
+    with pytest.raises(OptionError, match=r"FUSED_EAGER_REPORT.*is no event log.*allowed"), fused_eager():
+        raise AssertionError("not reached")
+    assert path.read_text() == text
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR)
+    os.write(end, b"a line\n")  # who reads it does not wait, and fails this test
+    try:
+        for path in (pipe, tmp_path, os.devnull):
+            with pytest.raises(OptionError, match="a folder, a pipe or a device"), fused_eager(report=path):
+                raise AssertionError("not reached")
+        assert os.read(end, 100) == b"a line\n"
+    finally:
+        os.close(end)
+
+
+def test_where_the_program_prints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    with path.open("w") as file:
+        stat = os.fstat
+        monkeypatch.setattr(os, "fstat", lambda fd: stat(file.fileno() if fd == 1 else fd))
+        assert "prints" in writer._objection(str(path))
+
+
+def test_what_an_earlier_run_left_is_replaced_and_an_empty_file_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    run(path)
+    first = path.read_text().splitlines()[0]
+    for text in (first + "\n", first, first[:60], json.dumps(json.loads(first), separators=(",", ":")) + "\nmore\n"):
+        path.write_text(text)
+        assert not writer._objection(str(path))
+    del writer._writers[str(path)]  # another process finds it
+    run(path)
+    assert reading.read_one(str(path)).broken == 0
+
+
+def fill(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A disk that has room for so many bytes of `path` from the call of what is returned on."""
+    room: list[int] = []
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if not room or not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
+            return real(fd, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(fd, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write)
+    return room.append
+
+
+@pytest.mark.parametrize("when", ["first line", "in the body", "at the end", "at exit"])
+def test_a_full_disk_costs_the_report_and_not_the_program(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    full = fill(path, monkeypatch)
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    with pytest.warns(UserWarning, match=f"cannot write the report {path}: No space left") as told:
+        if when == "first line":
+            full(0)
+        with fused_eager(report=str(path)):
+            mine = writer._writers[str(path)]
+            mine.drain()
+            if when == "in the body":
+                full(1)  # a line's first byte
+            assert program(torch.ones(2)) == 6.0
+            if when in ("first line", "in the body"):
+                mine.thread.join(10.0)  # it is the one that finds out
+                assert not mine.thread.is_alive() and mine not in LOG.sinks and not LOG.detailed
+                assert program(torch.ones(2)) == 6.0
+                mine(LOG.events[-1])  # who was about to tell it
+                assert not mine.queue
+            if when == "at the end":
+                full(0)
+        if when == "at exit":
+            full(0)
+        mine.close()
+        mine.thread.join(10.0)  # it may be the one that says it
+        run(path)  # the next context does not say it again, and leaves what was written
+    assert len(told) == 1 and not died and mine not in LOG.sinks and not LOG.detailed and not site._details
+    if when == "first line":
+        assert not path.read_bytes()
+    else:
+        process = reading.read_one(str(path))
+        assert not process.ended and process.events and process.broken == (when == "in the body")
+
+
+def test_a_full_disk_raises_nothing_where_warnings_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = fill(tmp_path / "log", monkeypatch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.filterwarnings("error", "cannot write the report")
+        with fused_eager(report=str(tmp_path / "log")):
+            full(0)
+        writer._writers[str(tmp_path / "log")].thread.join(10.0)  # it may be the one that says it
+    assert ["cannot write the report" in str(one.message) for one in told] == [True]
 
 
 SCRIPT = """
