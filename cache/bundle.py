@@ -64,7 +64,7 @@ def export_bundle(
     store: Store, policy: Policy, path: str | os.PathLike[str], only: Container[str] | None = None
 ) -> int:
     """Writes the sound entries of a store (those whose digests are in `only`, if given) and returns how many. The file
-    appears when it is whole. Raises OSError and StoreError."""
+    appears when it is whole. Raises OSError, which names `path`, and StoreError."""
     count = 0
     written: set[str] = set()
     tmp = f"{os.fspath(path)}.{os.getpid()}.tmp"
@@ -83,10 +83,12 @@ def export_bundle(
                             tar.addfile(member, io.BytesIO(data))
                     count += 1
         os.replace(tmp, path)
-    except BaseException:
+    except OSError as error:
+        # only this file raises it, stores raise their own; nobody has heard of `tmp`, or can find it any more
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
+    finally:
         if os.path.exists(tmp):
             os.unlink(tmp)
-        raise
     return count
 
 
@@ -94,19 +96,24 @@ def import_bundle(cache: Cache, path: str | os.PathLike[str], *, allow_unsigned:
     """Adopts the sound entries of a bundle into every tier of `cache`; flush it after. Entries for other machines too:
     a shared store may serve those. Says of each entry what became of it.
 
-    Raises OSError and tarfile.TarError for a file that is no bundle. Takes the bundle's size again in temporary files.
+    Raises OSError and tarfile.TarError for a file that is no bundle: one that has something in it, and nothing of a
+    cache's, is none. Takes the bundle's size again in temporary files.
     """
     results = []
     with tempfile.TemporaryDirectory(prefix="fused-eager-import-") as folder:
         store = LocalStore(folder, max_bytes=1 << 62, label=os.fspath(path))
+        any_fits = False
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 # only names that a store can hold, only plain files of bounded size: a tar may hold anything
                 fits = member.isreg() and member.size <= cache.max_entry_bytes
                 if fits and NAME.fullmatch(member.name) and not member.name.startswith("lease/"):
+                    any_fits = True
                     stream = tar.extractfile(member)
                     if stream is not None:
                         store.put(member.name, stream.read())
+            if tar.getmembers() and not any_fits:
+                raise tarfile.ReadError("no entries in it")
         policy = Policy(cache.keyring, not allow_unsigned, None, None, 0, cache.max_entry_bytes)
         for checked in entries(store):
             if checked.manifest is not None:

@@ -9,82 +9,19 @@ import argparse
 import json
 import sys
 import tarfile
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from fused_eager.cache import (
-    Cache,
-    Entry,
-    Key,
-    LocalStore,
-    Manifest,
-    MissingExtra,
-    StoreError,
-    Tier,
-    explain,
-    generate,
-    open_store,
-)
-from fused_eager.cache.bundle import Checked, entries, export_bundle, find, import_bundle, verify
+from fused_eager.cache import Cache, Entry, Key, LocalStore, Manifest, MissingExtra, StoreError, Tier, explain, generate
+from fused_eager.cache.bundle import Checked, entries, verify
 from fused_eager.cache.key import json_text
 
-from ..compiling.caching import Keeper, keeper
-from ..config import OptionError, resolve
+from ..config import OptionError
 from ..running.choices import is_choice
-
-
-class Wrong(Exception):
-    """The command cannot do what was asked; the text says why."""
-
-
-class Place:
-    """The tiers that a command works on. The keeper's cache has the keys and the machine; `tiers` may be others."""
-
-    def __init__(self, arguments: argparse.Namespace):
-        config = resolve()
-        found = keeper(config)
-        if found is None:
-            raise Wrong("the cache is off (option 'cache')")
-        self.keeper: Keeper = found
-        self.tiers: tuple[Tier, ...] = found.cache.tiers
-        if arguments.store:
-            self.tiers = (_tier(arguments.store, found.cache, config.cache_unsigned),)
-
-    def each(self) -> Iterator[tuple[Tier, Checked]]:
-        """Every entry of every tier that can list, newest first within its tier."""
-        for tier in self.tiers:
-            try:
-                found = list(entries(tier.store))
-            except StoreError as error:
-                print(f"{tier.label}: {error}", file=sys.stderr)
-                continue
-            found.sort(key=lambda c: (-(c.manifest.created if c.manifest else 0), c.digest))
-            for checked in found:
-                yield tier, checked
-
-    def one(self, prefix: str) -> Manifest:
-        """The manifest whose key begins so. Raises Wrong if there is none, or if there are several."""
-        found: dict[str, Manifest] = {}
-        for tier in self.tiers:
-            try:
-                found.update((m.key.digest, m) for m in find(tier.store, prefix))
-            except StoreError as error:
-                print(f"{tier.label}: {error}", file=sys.stderr)
-        if len(found) != 1:
-            raise Wrong(f"{len(found)} entries have a key that begins with {prefix!r}")
-        return next(iter(found.values()))
-
-
-def _tier(url: str, cache: Cache, unsigned: bool) -> Tier:
-    """A store named on the command line: the local tier if it is that one, else as shared as any other."""
-    for tier in cache.tiers:
-        if url == tier.label or (isinstance(tier.store, LocalStore) and url == str(tier.store.root)):
-            return tier
-    return Tier(open_store(url), shared=True, signed=not unsigned)
+from .carrying import export, import_entries, warm
+from .place import Place, Wrong
 
 
 def _size(manifest: Manifest) -> int:
@@ -253,9 +190,14 @@ def _proof(place: Place, tier: Tier, checked: Checked, recompile: bool) -> str:
 
 def gc(arguments: argparse.Namespace) -> int:
     """delete old, damaged and unused entries: of this host's folder, or of the store that --store names"""
+    for option, given in (("--max-bytes", arguments.max_bytes), ("--older-than", arguments.older_than)):
+        # Either would delete everything: less than nothing is kept, or what was made before a day to come.
+        if given is not None and not given >= 0:  # nor is NaN
+            raise Wrong(f"{option} is {given} and must be 0 or more; nothing was deleted")
     place = Place(arguments)
     if not arguments.store:
         place.tiers = tuple(tier for tier in place.tiers if not tier.shared)
+    before = {tier.label: tier.store.usage() for tier in place.tiers if isinstance(tier.store, LocalStore)}
     cutoff = (time.time() - arguments.older_than * 86400) * 1000 if arguments.older_than is not None else None
     deleted = 0
     for tier, checked in list(place.each()):
@@ -263,75 +205,20 @@ def gc(arguments: argparse.Namespace) -> int:
         if m is None or (cutoff is not None and m.created < cutoff):
             tier.store.delete(f"ac/{checked.digest}")
             deleted += 1
-    freed = 0
+    freed = evicted = 0
     for tier in place.tiers:
         store = tier.store
         if isinstance(store, LocalStore):
-            before = store.usage()
             used = {f"cas/{blob.sha256}" for c in entries(store) if c.manifest for blob in c.manifest.blobs}
             for stat in list(store.list("cas")):
                 # A blob is written before its manifest: what is young may be about to get one.
                 if stat.name not in used and stat.used < time.time() - 3600:
                     store.delete(stat.name)
-            freed += before - store.gc(arguments.max_bytes)
-    print(f"{deleted} entries deleted, {freed:,} bytes of blobs freed")
+            held = {stat.name for stat in store.list("ac")}
+            freed += before[tier.label] - store.gc(arguments.max_bytes)
+            evicted += len(held - {stat.name for stat in store.list("ac")})
+    print(f"{deleted} entries deleted, {evicted} evicted as the least recently used, {freed:,} bytes freed")
     return 0
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """write sound entries into one file, to be carried to another host"""
-    place = Place(arguments)
-    only = {place.one(prefix).key.digest for prefix in arguments.keys} or None
-    tier = place.tiers[0]
-    policy = replace(place.keeper.cache.policy(tier), origin=None)
-    print(f"{export_bundle(tier.store, policy, arguments.file, only)} entries written to {arguments.file}")
-    return 0
-
-
-def import_entries(arguments: argparse.Namespace) -> int:
-    """take the entries of such a file into every tier"""
-    place = Place(arguments)
-    found = import_bundle(place.keeper.cache, arguments.file, allow_unsigned=_unsigned(arguments))
-    done = place.keeper.cache.flush(60.0)
-    refused = [c for c in found if c.code]
-    for checked in refused:
-        print(f"{checked.digest[:16]}  refused: {checked.code} {checked.detail}".rstrip())
-    print(f"{len(found) - len(refused)} entries imported, {len(refused)} refused")
-    if any(checked.code == "unsigned" for checked in refused):
-        print("Nobody has signed them: --unsigned takes them all the same, if you trust whoever has written the file.")
-    return 0 if done and not refused else 1
-
-
-def warm(arguments: argparse.Namespace) -> int:
-    """compile for this machine what the entries of others show will be needed"""
-    from ..compiling.remake import warm as warm_one
-
-    place = Place(arguments)
-    with tempfile.TemporaryDirectory(prefix="fused-eager-warm-") as folder:
-        if arguments.file:
-            store = LocalStore(folder, max_bytes=1 << 62, label="bundle")
-            taken = Cache([Tier(store)], keyring=place.keeper.cache.keyring)
-            import_bundle(taken, arguments.file, allow_unsigned=_unsigned(arguments))
-            place.tiers = taken.tiers
-        done: Counter[str] = Counter()
-        seen: set[str] = set()
-        for tier, checked in place.each():
-            m = checked.manifest
-            if m is None or (tier.needs_signature and place.keeper.cache.keyring.refusal(m)):
-                done["refused"] += 1
-                continue
-            if is_choice(m.key.parts):
-                done["skipped: choices, which a machine of the new kind measures"] += 1
-                continue
-            region = json_text(m.key.to_json().get("region"))
-            if region not in seen:
-                seen.add(region)
-                outcome = warm_one(place.keeper, m.key)
-                done[outcome] += 1
-        flushed = place.keeper.flush(300.0)
-    for outcome, n in done.items():
-        print(f"{n} {outcome}")
-    return 0 if flushed and not any(o.startswith("failed") for o in done) else 1
 
 
 def keygen(arguments: argparse.Namespace) -> int:
@@ -340,10 +227,6 @@ def keygen(arguments: argparse.Namespace) -> int:
     for name, line in made.items():
         print(f"# {name}\n{line}")
     return 0
-
-
-def _unsigned(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.unsigned or resolve().cache_unsigned)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -367,7 +250,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     added = command("gc", gc)
     added.add_argument("--older-than", type=float, metavar="DAYS", help="delete entries made before that")
-    added.add_argument("--max-bytes", type=int, metavar="N", help="keep at most N bytes, the last used ones")
+    added.add_argument("--max-bytes", type=int, metavar="N", help="keep at most N bytes, the last used ones; 0: none")
     added = command("export", export)
     added.add_argument("file")
     added.add_argument("keys", nargs="*", metavar="KEY", help="only these entries; default: all of the first tier")

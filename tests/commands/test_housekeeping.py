@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fused_eager.cache import generate
+from fused_eager.cache import Cache, Key, LocalStore, Tier, generate
 
 from fused_eager.commands.cli import main
 from fused_eager.compiling import caching, executable
@@ -31,6 +32,15 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def cache(*arguments: str) -> int:
     return main(["cache", *arguments])
+
+
+def one_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The manifest of the one entry of a cache in `folder`, which the environment names. Nothing is compiled for it."""
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(folder / "cache"))
+    key = Key({"n": 1})
+    Cache([Tier(LocalStore(folder / "cache"))]).publish(key, {"x": b"some bytes"})
+    return folder / "cache" / "ac" / key.digest
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -113,11 +123,48 @@ def test_gc(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache("gc", "--older-than", "1") == 0
     assert len(listed(capsys)) == 2
     capsys.readouterr()
-    assert cache("gc") == 0 and "0 entries deleted, 0 bytes of blobs freed" in capsys.readouterr().out
+    assert cache("gc") == 0 and capsys.readouterr().out.startswith("0 entries deleted, 0 evicted")
     assert cache("gc", "--max-bytes", "1") == 0
+    assert capsys.readouterr().out.startswith("0 entries deleted, 2 evicted")
     assert sum(p.stat().st_size for p in (filled / "cas").iterdir()) == 0
     assert cache("gc", "--older-than", "0") == 0
     assert listed(capsys) == []
+
+
+@pytest.mark.parametrize("option", ["--max-bytes=-4", "--older-than=-5", "--older-than=nan"])
+def test_gc_deletes_nothing_where_less_than_nothing_is_asked_for(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = one_entry(tmp_path, monkeypatch)
+    assert cache("gc", *option.split("=")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option.partition("=")[0] in line and "0 or more" in line
+    assert kept.is_file() and cache("gc", "--max-bytes", "0", "--older-than", "0.5") == 0 and not kept.exists()
+    out = capsys.readouterr().out
+    assert out.startswith("0 entries deleted, 1 evicted") and ", 0 bytes" not in out
+
+
+def test_what_is_no_bundle_is_named_with_what_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = one_entry(tmp_path, monkeypatch)
+    text, other = tmp_path / "notes.txt", tmp_path / "other.tar"
+    text.write_text("no tar")
+    with tarfile.open(other, "w") as tar:
+        tar.add(text, "notes.txt")
+    for command in ("import", "warm"):
+        for file in (text, other):
+            assert cache(command, str(file)) == 1
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f"{file} is no bundle" in line and "cache export" in line
+    nowhere = str(tmp_path / "nowhere" / "x")
+    for file in (nowhere, str(kept.parent)):
+        assert cache("export", file) == 1
+        error = capsys.readouterr().err
+        assert repr(file) in error and ".tmp" not in error
+    assert not list(tmp_path.rglob("*.tmp"))
+    empty = str(tmp_path / "empty.tar")
+    assert cache("export", "--store", str(tmp_path / "none"), empty) == 0 and cache("import", empty) == 0
 
 
 def test_a_bundle_moves_a_cache(
