@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ _ERRNO = {
     errno.EACCES: "denied",
     errno.EPERM: "denied",
 }
+_FOLDERS = ("ac", "cas", "lease", "quarantine", "tmp")
 _KEEP_QUARANTINED = 32
 _DEAD_TMP_S = 3600.0  # no write takes an hour: its writer was killed
 _DEAD_LEASE_S = 86400.0
@@ -180,6 +182,27 @@ class LocalStore(Store):
                 _write_count(lock, used)
                 return used
 
+    def obstacle(self) -> StoreError | None:
+        """Why nothing can be kept here, or None. Found out by trying, for permissions do not tell all of it (/proc, a
+        full disk); what was not there is not there afterwards."""
+        self._checked = False
+        try:
+            with _coded():
+                there = {_nearest(self.root / folder) for folder in _FOLDERS}
+                for path in there:
+                    if not path.is_dir():
+                        raise StoreError("io", f"{path} is not a folder")
+                self._check()
+                for path in there:
+                    try:
+                        os.rmdir(tempfile.mkdtemp(prefix="probe-", dir=path))
+                    except OSError as error:
+                        code = _ERRNO.get(error.errno or 0, "io")
+                        raise StoreError(code, f"{path} cannot be written to: {error.strerror}") from error
+        except StoreError as error:
+            return error
+        return None
+
     def _account(self, lock: int, path: Path, size: int) -> None:
         # under the lock and before the rename: whoever looks at the directory never sees more than the bound
         used = _read_count(lock)
@@ -237,7 +260,7 @@ class LocalStore(Store):
 
     def _make_dirs(self) -> None:
         self._check()
-        for folder in ("ac", "cas", "lease", "quarantine", "tmp"):
+        for folder in _FOLDERS:
             path = self.root / folder
             if not path.is_dir():
                 self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
@@ -284,6 +307,11 @@ def _coded() -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(_ERRNO.get(error.errno or 0, "io"), str(error)) from error
+
+
+def _nearest(path: Path) -> Path:
+    """`path`, or the first of the folders above it that there is. A link that leads nowhere is there."""
+    return next((there for there in (path, *path.parents) if os.path.lexists(there)), Path("."))
 
 
 def _read(fd: int, limit: int) -> bytes:

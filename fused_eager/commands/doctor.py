@@ -188,7 +188,8 @@ CHECKS: tuple[Check, ...] = (
         "cache-unwritable",
         "warning",
         lambda facts: facts.cache_problem or None,
-        "make it writable, or name another place in FUSED_EAGER_CACHE",
+        "name a folder that is yours alone in FUSED_EAGER_CACHE_DIR (a shared one in FUSED_EAGER_CACHE), or make it "
+        "writable; until then every process compiles everything anew",
     ),
     Check(
         "cache-without-keys",

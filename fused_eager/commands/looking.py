@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fused_eager.cache.local import default_root
+from fused_eager.cache import LocalStore, default_root, open_store
 from fused_eager.fusion_rules.cores import usable_cores
 
 from ..config import OptionError, resolve
@@ -113,24 +113,18 @@ def _cache_facts() -> dict[str, Any]:
     tiers = tuple(tier.strip() for tier in config.cache.split(",") if tier.strip())
     if tiers == ("off",):
         return {"cache": tiers}
+    try:
+        stores = [open_store(tier) for tier in tiers if urlsplit(tier).scheme in ("", "file")]  # others are not asked
+    except ValueError as error:
+        raise OptionError(f"option 'cache': {error}") from error
     if config.cache_bytes:
+        stores.insert(0, LocalStore(config.cache_dir or None))
         tiers = (config.cache_dir or str(default_root()), *tiers)
     believed = bool(not config.cache or config.cache_keys or config.cache_unsigned)
-    problems = [problem for tier in tiers if (problem := _unwritable(tier))]
+    # The store's own answer: what keeps it from working is more than a permission.
+    problems = [str(why) for store in stores if isinstance(store, LocalStore) and (why := store.obstacle())]
     shown = tuple(redact(tier) for tier in tiers)
     return {"cache": shown, "cache_problem": "; ".join(problems), "cache_keys": believed}
-
-
-def _unwritable(tier: str) -> str | None:
-    """Why a local folder cannot be written to, or None; a store elsewhere is not asked."""
-    url = urlsplit(tier)
-    if url.scheme not in ("", "file"):
-        return None
-    folder = Path(url.path)
-    there = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("."))
-    if not there.is_dir():
-        return f"{there} is not a folder"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
 
 
 def redact(text: str) -> str:

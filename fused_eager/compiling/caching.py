@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fused_eager import cache as store
-from fused_eager.cache import Cache, Entry, Key, Lead, Unencodable
+from fused_eager.cache import Cache, Entry, Key, Lead, LocalStore, Unencodable
 from fused_eager.cache.background import Writer
+from fused_eager.cache.store import CODES
 from fused_eager.cache.url import redacted
 from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
@@ -57,6 +58,7 @@ class Keeper:
         self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
         self.choices: Bounded[str, Choice] = Bounded(4096)  # what the stores hold, as far as it has been seen
         self._followed = _Followed()
+        self._is_unusable = False  # this host's folder, as has been told
         self.cache: Cache = store.open_cache(
             config.cache,
             local_dir=config.cache_dir or None,
@@ -203,6 +205,23 @@ class Keeper:
             self._followed.now.owner = data["owner"]
         plain = {name: _plain(value) for name, value in data.items()}
         LOG.emit(f"cache-{kind}", **plain)
+        if kind == "write-failed":
+            self._tell_obstacle(data["tier"])
+        elif kind == "miss":
+            for miss in data["tiers"]:
+                if miss.code in CODES:
+                    self._tell_obstacle(miss.tier)
+
+    def _tell_obstacle(self, label: str) -> None:
+        """Tell once, with the cause, that this host's folder is of no use. One entry may fail alone, and what the third
+        failure says is that nobody asks any more: so the store is asked, where one has failed."""
+        tier = next(tier for tier in self.cache.tiers if tier.label == label)
+        if self._is_unusable or tier.shared or not isinstance(tier.store, LocalStore):
+            return
+        why = tier.store.obstacle()
+        if why is not None:
+            self._is_unusable = True
+            LOG.emit("cache-unusable", folder=str(tier.store.root), code=why.code, detail=str(why))
 
 
 def _plain(value: Any) -> Any:

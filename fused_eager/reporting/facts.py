@@ -52,6 +52,8 @@ class Facts:
     launches: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of flushes, by plan
     loads: list[dict[str, Any]] = field(default_factory=list)  # from the compile cache
     refused: list[dict[str, Any]] = field(default_factory=list)  # by it
+    unusable: list[dict[str, Any]] = field(default_factory=list)  # why its folder, or all of it, is of no use
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # entries that a store of it did not take
     failures: list[dict[str, Any]] = field(default_factory=list)
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what `verify` found
     built: list[Built] = field(default_factory=list)
@@ -300,6 +302,15 @@ class Adder:
 
     def _cache_refused(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.refused.append(d)
+
+    def _cache_unusable(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.unusable.append(d)
+
+    def _cache_off(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.unusable.append({"folder": "", **d})
+
+    def _cache_write_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        self.facts.unwritten.append(d)
 
     def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.mismatches.append(d)

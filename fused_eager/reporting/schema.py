@@ -214,6 +214,30 @@ KINDS: dict[str, Kind] = {
             (Field("region", "text", "the region in words"), Field("detail", "text", "why")),
         ),
         Kind(
+            "cache-unusable",
+            "The compile cache can keep nothing in this host's folder. Told once, when it has failed there.",
+            (
+                Field("folder", "text", "where"),
+                Field("code", "text", "the store's code, such as unsafe-directory, denied, full or io"),
+                Field("detail", "text", "why, in words: the first cause"),
+            ),
+        ),
+        Kind(
+            "cache-off",
+            "There is no compile cache in this process.",
+            (Field("detail", "text", "why"),),
+        ),
+        Kind(
+            "cache-write-failed",
+            "A store of the compile cache did not take an entry.",
+            (
+                Field("key", "text", "the entry's key's digest"),
+                Field("tier", "text", "the store"),
+                Field("code", "text", "its code; breaker-open: not asked, as it had failed too often"),
+                Field("detail", "text", "why, in words"),
+            ),
+        ),
+        Kind(
             "lengths",
             "The length of a stream keeps changing, and whether one executable will do for all of them was found out.",
             (

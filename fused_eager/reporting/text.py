@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .facts import Facts, top
 from .source import short, shorten, split
@@ -35,9 +35,9 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, many: str = "") -> str:
     """A number of things."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {many or noun + 's'}"
 
 
 def times(f: Facts) -> list[tuple[str, float]]:
@@ -108,6 +108,7 @@ def facts_lines(f: Facts) -> list[str]:
             f"not kept: {count(len(f.refused), 'region')}, which the next process will have to compile again; "
             f"{first['region']}: {first['detail']}"
         )
+    lines += _unkept(f)
     for device, ops in f.elsewhere.items():
         lines.append(f"elsewhere: {count(ops, 'op')} ran natively on {device}, which is not fused")
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
@@ -125,6 +126,27 @@ def facts_lines(f: Facts) -> list[str]:
     if sampled:
         busy = sum(r.total or 0.0 for r in sampled)
         lines.append(f"device: about {duration(busy)} of work (sampled; beside the host's time, not part of it)")
+    return lines
+
+
+def _unkept(f: Facts) -> list[str]:
+    """Why the compile cache, or a store of it, keeps nothing: a line for each, with the first cause."""
+    lines = []
+    causes = {d["folder"]: d["detail"] for d in reversed(f.unusable)}
+    for folder, detail in causes.items():
+        where = f" in {folder}" if folder else ""
+        lines.append(
+            f"not kept: anything, as the compile cache cannot be used{where}: {detail}; every process compiles anew "
+            "until cache_dir (FUSED_EAGER_CACHE_DIR) names a folder that is yours alone"
+        )
+    failed: dict[str, list[dict[str, Any]]] = {}
+    for d in f.unwritten:
+        if d["tier"] != "local" or not causes:
+            failed.setdefault(d["tier"], []).append(d)
+    for tier, each in failed.items():
+        # A store that failed too often is not asked for a while; why it failed was told before.
+        first = next((d for d in each if d["code"] != "breaker-open"), each[0])
+        lines.append(f"not kept: {count(len(each), 'entry', 'entries')} in the cache's store {tier}: {first['detail']}")
     return lines
 
 

@@ -164,6 +164,32 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path):
     assert LocalStore(root, private=False).get(f"ac/{A}", 10) == b"x"
 
 
+def test_the_obstacle_is_what_writing_meets(tmp_path):
+    def obstacle(root):
+        store = LocalStore(root)
+        before, why = sorted(tmp_path.rglob("*")), store.obstacle()
+        assert sorted(tmp_path.rglob("*")) == before  # it leaves nothing, and takes nothing away
+        if why is not None:
+            with pytest.raises(StoreError):
+                store.put(f"ac/{A}", b"x")
+        return why
+
+    file, everyones, dangling = tmp_path / "file", tmp_path / "everyones", tmp_path / "dangling"
+    file.write_bytes(b"")
+    everyones.mkdir()
+    everyones.chmod(0o777)
+    dangling.symlink_to(tmp_path / "nothing")
+    assert (why := obstacle(everyones)) is not None and why.code == "unsafe-directory"
+    for root, there in ((file, file), (file / "a" / "b", file), (dangling, dangling), (Path("/proc/x"), "/proc")):
+        assert (why := obstacle(root)) is not None and str(there) in str(why)
+    assert obstacle(tmp_path / "a" / "b") is None
+    LocalStore(tmp_path / "a").put(f"cas/{A}", b"x")
+    assert obstacle(tmp_path / "a") is None
+    (tmp_path / "a" / "ac").rmdir()
+    (tmp_path / "a" / "ac").write_bytes(b"")
+    assert "ac is not a folder" in str(obstacle(tmp_path / "a"))
+
+
 def test_links_fifos_and_folders_in_the_way(tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
     store = LocalStore(tmp_path / "cache")

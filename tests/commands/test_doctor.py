@@ -15,6 +15,7 @@ from fused_eager.cache import default_root
 from fused_eager.commands import doctor, looking
 from fused_eager.commands.doctor import CHECKS, describe, findings, version_of
 from fused_eager.commands.looking import Facts, gather
+from fused_eager.config import OptionError
 from fused_eager.running import load
 
 GOOD = Facts(
@@ -181,14 +182,33 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert looking._cache_facts() == {"cache": there, "cache_problem": "", "cache_keys": True}
     monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "other"))
     assert looking._cache_facts()["cache"] == (str(tmp_path / "other"),)
-    assert looking._unwritable(str(tmp_path / "a" / "b")) is None
-    assert looking._unwritable(f"file://{tmp_path}") is None
-    file = tmp_path / "file"
+    monkeypatch.setenv("FUSED_EAGER_CACHE", f"{tmp_path}/a/b,file://{tmp_path},s3://bucket/x")
+    assert looking._cache_facts()["cache_problem"] == "" and list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "a/b")
+    with pytest.raises(OptionError, match="'a/b'"):
+        looking._cache_facts()
+
+
+def test_a_cache_that_the_store_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, everyones = tmp_path / "file", tmp_path / "everyones"
     file.touch()
-    assert "not a folder" in str(looking._unwritable(str(file / "a")))
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert "cannot be written" in str(looking._unwritable(str(tmp_path)))
-    assert looking._unwritable("s3://bucket/x") is None
+    everyones.mkdir()
+    everyones.chmod(0o777)
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    for folder, words in (
+        (file, f"{file} is not a folder"),
+        (file / "a", f"{file} is not a folder"),
+        (Path("/proc/fused_eager"), "/proc cannot be written to"),
+        (everyones, f"{everyones} must be yours"),
+    ):
+        monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(folder))
+        (finding,) = findings(dataclasses.replace(GOOD, **looking._cache_facts()))
+        assert finding.code == "cache-unwritable" and words in finding.text
+        assert "FUSED_EAGER_CACHE_DIR" in finding.cure
+    # A shared folder may belong to others.
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("FUSED_EAGER_CACHE", f"{everyones},{file}")
+    assert looking._cache_facts()["cache_problem"] == f"io: {file} is not a folder"
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"gil": False}, 0), ({"implementation": "PyPy"}, 1)])

@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 import torch
-from fused_eager.cache import generate
+from fused_eager.cache import Key, generate
 from fused_eager.fusion_rules.lowering import NoLowering
 
 from fused_eager import OptionError, fused_eager
 from fused_eager.bounded import Bounded
 from fused_eager.compiling import caching, executable, surroundings
 from fused_eager.compiling import compile as compiling
+from fused_eager.config import resolve
 from fused_eager.running import load as loading
 from fused_eager.tracing import trace
 from tests.cached_program import small
@@ -318,7 +319,34 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     expected, _ = run(small, tmp_path, cache="off")
     value, kinds = run(small, tmp_path / "file")
-    assert value == expected and "cache-write-failed" in kinds
+    assert value == expected and "cache-write-failed" in kinds and kinds.count("cache-unusable") == 1
+
+
+def test_a_folder_of_no_use_is_told_once_with_the_first_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "everyones").mkdir()
+    (tmp_path / "everyones").chmod(0o777)
+    for folder, words in (
+        (tmp_path / "file", "is not a folder"),
+        (tmp_path / "everyones", "must be yours"),
+        (Path("/proc/fused_eager"), "/proc cannot be written to"),
+    ):
+        kept = caching.keeper(resolve({"cache": "", "cache_dir": str(folder)}))
+        assert kept is not None
+        with events("cache-unusable") as seen:
+            for n in range(4):  # the last of them meet a breaker
+                kept.cache.lookup(Key({"n": n}))
+                kept.cache.publish(Key({"n": n}), {"x": b"bytes"})
+        (event,) = seen
+        assert event.data["folder"] == str(folder) and words in event.data["detail"]
+
+
+def test_one_entry_that_fails_is_no_folder_of_no_use(tmp_path: Path) -> None:
+    kept = caching.keeper(resolve({"cache": "", "cache_dir": str(tmp_path), "cache_bytes": 1}))
+    assert kept is not None
+    with events("cache-write-failed", "cache-unusable") as seen:
+        kept.cache.publish(Key({"n": 1}), {"x": b"more than one byte"})
+    assert [e.kind for e in seen] == ["cache-write-failed"]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

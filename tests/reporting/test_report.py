@@ -102,6 +102,29 @@ def test_what_the_compile_cache_does_not_keep_is_told_with_the_reason() -> None:
     assert "nothing is known of it" in str(log.report)
 
 
+def test_a_compile_cache_that_cannot_be_used_is_told_with_the_first_cause_and_the_cure() -> None:
+    log = Log()
+    log.tell("cache-write-failed", key="k", tier="local", code="breaker-open", detail="local is left alone")
+    for detail in ("io: /c is not a folder", "another one"):  # of two processes
+        log.tell("cache-unusable", folder="/c", code="io", detail=detail)
+    (line,) = [line for line in str(log.report).splitlines() if "not kept" in line]
+    assert "the compile cache cannot be used in /c: io: /c is not a folder; " in line
+    assert "cache_dir (FUSED_EAGER_CACHE_DIR)" in line and "left alone" not in line
+    log = Log()
+    log.tell("cache-off", detail="no home")
+    assert "the compile cache cannot be used: no home; " in str(log.report)
+
+
+def test_entries_that_a_store_does_not_take_are_told_with_the_first_cause() -> None:
+    log = Log()
+    for code in ("breaker-open", "unreachable", "timeout"):
+        log.tell("cache-write-failed", key="k", tier="redis://h", code=code, detail=f"{code}: so")
+    log.tell("cache-write-failed", key="k", tier="local", code="full", detail="full: quite")
+    text = str(log.report)
+    assert "not kept: 3 entries in the cache's store redis://h: unreachable: so\n" in text
+    assert "not kept: 1 entry in the cache's store local: full: quite" in text
+
+
 def test_a_log_that_ends_while_compiling_says_what() -> None:
     log = _two_rounds()
     log.tell("compiling", region="12 ops from train.py:3")
