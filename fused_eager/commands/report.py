@@ -51,6 +51,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
+FOR_OTHERS = ("html", "perfetto")  # not for eyes: a terminal would show thousands of lines that nobody can read
+
 RENDERERS: dict[str, tuple[Callable[[Report], str], str]] = {
     "html": (_html, "one page that needs nothing else; open it in a browser"),
     "perfetto": (_perfetto, "a trace for ui.perfetto.dev or chrome://tracing"),
@@ -67,17 +69,21 @@ def main(argv: list[str], prog: str) -> int:
         "processes beside it are taken in.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="an event log")
-    form = parser.add_mutually_exclusive_group()
+    forms = parser.add_mutually_exclusive_group()
     for name, (_, help) in RENDERERS.items():
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=help)
-    parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of to the terminal")
+        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=help)
+    parser.add_argument("-o", "--output", metavar="PATH", help="write there instead of to standard output")
     arguments = parser.parse_args(argv)
+    form = arguments.form
+    if form in FOR_OTHERS and not arguments.output and sys.stdout.isatty():
+        print(f"{prog}: --{form} is not for a terminal; give -o FILE, or redirect it (> FILE)", file=sys.stderr)
+        return 2
     try:
         report = Report.read(*arguments.files)
     except (FusedEagerError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    text = RENDERERS[arguments.form][0](report) if arguments.form else render(report)
+    text = RENDERERS[form][0](report) if form else render(report)
     if not arguments.output:
         show(text)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -212,6 +213,18 @@ def test_the_command_writes_each_form_to_a_file(log: Path, tmp_path: Path, form:
     path = tmp_path / "out"
     assert cli.main(["report", str(log), *([form] if form else []), "-o", str(path)]) == 0
     assert path.stat().st_size > 500
+
+
+@pytest.mark.parametrize(("form", "refused"), [("--html", True), ("--perfetto", True), ("--json", False)])
+def test_what_is_not_for_eyes_is_not_written_to_a_terminal(
+    form: str, refused: bool, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", str(log), form]) == 0 and len(capsys.readouterr().out) > 500  # to a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(["report", str(log), form]) == (2 if refused else 0)
+    out, error = capsys.readouterr()
+    assert (out == "" and error.count("\n") == 1 and "-o FILE" in error) if refused else (out and not error)
+    assert cli.main(["report", str(log), form, "-o", os.devnull]) == 0
 
 
 @pytest.mark.parametrize(
