@@ -129,14 +129,11 @@ class fused_eager:
         if LOG.budgets:
             config = config.replace(native="never")  # what torch runs alone nobody counts
         writer = self._writer(thread, config)
-        if thread.door is None:
-            if config.mode != "off":
-                self._open(config, self.place or site.here())
-        else:
-            if thread.door.lender is not None and len(thread.configs) == 1:
-                guards.install()
-                threads.keep(thread.door)
-            self._switch(thread.door, config)
+        try:
+            self._enter(thread, config)
+        except BaseException:
+            self._no_longer(writer)
+            raise
         thread.configs.append(config)
         thread.writers.append(writer)
         self._entered.append(threading.get_ident())
@@ -157,10 +154,17 @@ class fused_eager:
         try:
             self._leave(thread, error)
         finally:
-            if writer is not None:
-                from ..reporting.writer import detach
+            self._no_longer(writer)
 
-                detach(writer)
+    def _enter(self, thread: ThreadState, config: Config) -> None:
+        if thread.door is None:
+            if config.mode != "off":
+                self._open(config, self.place or site.here())
+        else:
+            if thread.door.lender is not None and len(thread.configs) == 1:
+                guards.install()
+                threads.keep(thread.door)
+            self._switch(thread.door, config)
 
     def _leave(self, thread: ThreadState, error: BaseException | None) -> None:
         door = thread.door
@@ -198,6 +202,13 @@ class fused_eager:
         from ..reporting.writer import attach
 
         return attach(config)
+
+    @staticmethod
+    def _no_longer(writer: Any) -> None:
+        if writer is not None:
+            from ..reporting.writer import detach
+
+            detach(writer)
 
     @staticmethod
     def _open(config: Config, place: Any) -> None:

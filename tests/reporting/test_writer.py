@@ -271,6 +271,12 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
     assert reasons.count("sync.value") == 2, "the parent's two, not the child's"
 
 
+def test_a_context_that_is_not_entered_leaves_the_log(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cache"), fused_eager(report=str(tmp_path / "log"), cache="bad://x"):
+        pass
+    assert not any(isinstance(sink, writer.Writer) for sink in LOG.sinks)
+
+
 def test_a_torn_last_line_costs_that_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     run(path)
