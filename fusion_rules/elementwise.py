@@ -7,7 +7,7 @@ Values are JAX arrays, or Python numbers where a decomposition passes them on. E
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .lowering import Context, NoLowering
+from .lowering import Context, NoLowering, computation_dtype
 from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
 
@@ -196,6 +196,16 @@ def narrow(cx: Context, x: Any) -> Any:
 def narrow_number(cx: Context, x: Any) -> Any:
     """A number (0-d array or Python's) as most kernels take it: in the dtype of the tensor that it meets."""
     return x if np.ndim(x) else narrow(cx, x)
+
+
+def by_tensors(tensors: Sequence[Any], *numbers: Any) -> tuple[Any, ...]:
+    """Tensors promoted among themselves, and numbers (0-d arrays or Python's) cast to the dtype that these compute in.
+
+    Many kernels take their numbers so: among integers 0.5 is 0. The row asks for no promotion, in which a fraction
+    would make floats of integers, too short for the large ones.
+    """
+    dtype = computation_dtype(list(tensors), {}, Promote.DEFAULT)
+    return tuple(convert(x if hasattr(x, "dtype") else np.asarray(x), dtype) for x in (*tensors, *numbers))
 
 
 def need(condition: bool, reason: str) -> None:

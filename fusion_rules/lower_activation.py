@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .elementwise import as_array, divide, enter_unary, isnan, kind, narrow, spread, where
+from .elementwise import as_array, by_tensors, divide, enter_unary, isnan, kind, narrow, spread, where
 from .lower_compare import at_least, at_most
 from .lowering import Context
 from .rule import OpClass, Promote, rule
@@ -140,20 +140,23 @@ def log_sigmoid_backward(cx: Context, grad_output: Any, self: Any, buffer: Any) 
     return grad_output * where(self < 0, 1 - share, share)
 
 
-@_pointwise("logit")
+@rule("logit.default", OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)
 def logit(cx: Context, self: Any, eps: float | None = None) -> Any:
     if eps is not None:
         low = narrow(cx, as_array(eps, self.dtype))
-        self = at_most(at_least(self, low), narrow(cx, 1 - low))
+        high = narrow(cx, 1 - low)
+        # With eps above 0.5 the bounds have changed places: what is below the first one is not held to the other.
+        self = where(self < low, low, where(self > high, high, self))
     # Half precision is rounded at each step here, unlike everywhere else.
     return lax.log(narrow(cx, self / narrow(cx, 1 - self)))
 
 
 @_pointwise("logit_backward")
 def logit_backward(cx: Context, grad_output: Any, self: Any, eps: float | None = None) -> Any:
-    low = as_array(0 if eps is None else eps, self.dtype)
+    unbounded = eps is None or eps < 0  # the line that ATen draws
+    low = as_array(0 if unbounded else eps, self.dtype)
     inside = (self >= low) & (self <= 1 - low)
-    return where(inside, grad_output / (self * (1 - self)), np.nan if eps is None else 0)
+    return where(inside, grad_output / (self * (1 - self)), np.nan if unbounded else 0)
 
 
 # The exponential on one side, a line on the other.
@@ -244,23 +247,26 @@ def prelu_backward(cx: Context, grad_output: Any, self: Any, weight: Any) -> Any
     return where(up, grad_output, weight * grad_output), where(up, 0, self * grad_output)
 
 
-@_pointwise("threshold")
+@rule("threshold.default", OpClass.POINTWISE)
 def threshold(cx: Context, self: Any, threshold: Any, value: Any) -> Any:
-    return where(self <= threshold, as_array(value, self.dtype), self)
+    self, threshold, value = by_tensors((self,), threshold, value)
+    return where(self <= threshold, value, self)
 
 
-@_pointwise("threshold_backward")
+@rule("threshold_backward.default", OpClass.POINTWISE)
 def threshold_backward(cx: Context, grad_output: Any, self: Any, threshold: Any) -> Any:
+    grad_output, self, threshold = by_tensors((grad_output, self), threshold)
     return where(self <= threshold, 0, grad_output)
 
 
-def _within(x: Any, lambd: Any) -> Any:
+def _within(cx: Context, x: Any, lambd: Any) -> Any:
+    lambd = narrow(cx, lambd)  # what half precision makes of 0.1 is within 0.1
     return (x >= -lambd) & (x <= lambd)
 
 
 @_pointwise("hardshrink")
 def hardshrink(cx: Context, self: Any, lambd: Any = 0.5) -> Any:
-    return where(_within(self, lambd), 0, self)
+    return where(_within(cx, self, lambd), 0, self)
 
 
 @_pointwise("softshrink")
@@ -270,7 +276,7 @@ def softshrink(cx: Context, self: Any, lambd: Any = 0.5) -> Any:
 
 @_pointwise("hardshrink_backward", "softshrink_backward")
 def shrink_backward(cx: Context, grad_output: Any, self: Any, lambd: Any) -> Any:
-    return where(_within(self, lambd) | isnan(self), 0, grad_output)
+    return where(_within(cx, self, lambd) | isnan(self), 0, grad_output)
 
 
 # Gates and dropout.

@@ -13,6 +13,7 @@ from jax import lax
 from . import trigonometry
 from .elementwise import (
     as_array,
+    by_tensors,
     copysign,
     divide,
     enter_binary,
@@ -296,9 +297,10 @@ def lerp(cx: Context, self: Any, end: Any, weight: Any) -> Any:
     return where(near, self, end) + where(near, weight, weight - 1) * (end - self)
 
 
-@rule("addcmul.default", OpClass.POINTWISE, promote=Promote.DEFAULT)
+@rule("addcmul.default", OpClass.POINTWISE)
 def addcmul(cx: Context, self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return self + (tensor1 if is_one(value) else value * tensor1) * tensor2
+    self, tensor1, tensor2, factor = by_tensors((self, tensor1, tensor2), value)
+    return self + (tensor1 if is_one(value) else factor * tensor1) * tensor2
 
 
 @rule("addcdiv.default", OpClass.POINTWISE, promote=Promote.DEFAULT)

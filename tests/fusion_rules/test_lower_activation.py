@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from .edges import FLOATS, assert_agrees, grid
+from .edges import FLOATS, INTS, assert_agrees, grid
 from .harness import sweep
 
 A = torch.ops.aten
@@ -86,7 +86,38 @@ def test_elu_backward(from_result: bool) -> None:
     assert_agrees(A.elu_backward.default, torch.ones_like(x), 1.2, 1.1, 0.9, from_result, x, atol=1e-36)
 
 
-@pytest.mark.parametrize("eps", [None, 0.1])
+@pytest.mark.parametrize("eps", [None, 0.1, 0.5, 0.7, 1.5, -0.2, math.nan])
+def test_logit_within_bounds_that_may_have_changed_places(eps: float | None) -> None:
+    x = torch.tensor([-0.5, 0.0, 0.05, 0.1, 0.3, 0.6, 0.9, 0.95, 1.0, 1.5, math.nan, math.inf, -math.inf] * 8)
+    assert_agrees(A.logit.default, x, eps, atol=1e-7)
+    assert_agrees(A.logit.default, x.bfloat16(), eps, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_logit_of_integers(dtype: torch.dtype) -> None:
+    x = torch.cat([*grid(dtype), torch.tensor([torch.iinfo(dtype).min], dtype=dtype)])
+    for eps in (None, 0.1, 0.7):
+        assert_agrees(A.logit.default, x, eps)
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_threshold_of_integers(dtype: torch.dtype) -> None:
+    x = torch.cat([*grid(dtype), torch.iinfo(dtype).max - torch.arange(3, dtype=dtype)])  # too large for floats
+    for limit, value in ((0.5, 0), (2.7, 9.6), (1, 2.5), (3, 4), (0.5, -1)):
+        assert_agrees(A.threshold.default, x, limit, value)
+        assert_agrees(A.threshold_backward.default, x.flip(0), x, limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_shrinking_measures_with_a_rounded_number(dtype: torch.dtype) -> None:
+    x = torch.tensor([-0.1, 0.1, -0.3, 0.3, 0.7, 1.0] * 8, dtype=dtype)
+    for lambd in (0.1, 0.3, 0.7):
+        assert_agrees(A.hardshrink.default, x, lambd)
+        assert_agrees(A.hardshrink_backward.default, torch.ones_like(x), x, lambd)
+        assert_agrees(A.softshrink_backward.default, torch.ones_like(x), x, lambd)
+
+
+@pytest.mark.parametrize("eps", [None, 0.1, 0.7, -0.2])
 def test_logit_backward(eps: float | None) -> None:
     # With eps, eager's vectorised loop makes 0 of NaN and its scalar loop NaN.
     x = torch.tensor([-0.5, 0.0, 0.05, 0.1, 0.5, 0.9, 0.95, 1.0, 1.5, math.nan if eps is None else 0.2] * 8)

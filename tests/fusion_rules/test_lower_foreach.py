@@ -91,6 +91,13 @@ def test_integers_with_fractions_become_floats() -> None:
     assert_agrees(A._foreach_div.ScalarList, x, [2, 0.5])
 
 
+def test_integers_stay_integers_beside_a_factor_with_a_fraction() -> None:
+    x = [torch.arange(4) + 2**53, torch.arange(3, dtype=torch.int32)]
+    assert_agrees(A._foreach_addcmul.Scalar, x, x, x, 2.7)
+    assert_agrees(A._foreach_addcmul.ScalarList, x, x, x, [0.5, 2])
+    assert_agrees(A._foreach_addcmul.Tensor, x, x, x, torch.tensor([2.7, -1.5]))
+
+
 @pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
 def test_ternary(name: str) -> None:
     packet, (x, y, z) = getattr(A, f"_foreach_{name}"), (tensors(i) for i in range(3))

@@ -134,3 +134,10 @@ def test_alpha_one_costs_nothing_and_others_are_exact() -> None:
     for alpha in (1, -1, 0.1, 3):
         assert_agrees(A.add.Tensor, x, y, alpha=alpha, atol=1e-7)
     assert_agrees(A.add.Tensor, *grid(torch.uint8, 2), alpha=3)
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_addcmul_casts_its_number_to_integers(dtype: torch.dtype) -> None:
+    x, y = grid(dtype, 2)
+    for value in (2.7, 0.5, 3):
+        assert_agrees(A.addcmul.default, x, x, y, value=value)
