@@ -14,13 +14,15 @@ from fused_eager.cache.key import json_text
 
 from ..config import resolve
 from ..running.choices import is_choice
-from .place import Place
+from .place import Place, Wrong
 
 
 def export(arguments: argparse.Namespace) -> int:
     """write sound entries into one file, to be carried to another host"""
     place = Place(arguments)
     only = {place.one(prefix).key.digest for prefix in arguments.keys} or None
+    if not place.tiers:
+        raise Wrong("the cache has no store to export from (cache_bytes is 0); name one: --store URL")
     tier = place.tiers[0]
     policy = replace(place.keeper.cache.policy(tier), origin=None)
     print(f"{export_bundle(tier.store, policy, arguments.file, only)} entries written to {arguments.file}")

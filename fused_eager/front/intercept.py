@@ -29,6 +29,7 @@ from ..tracing.allowance import ALLOWANCE, limits
 from ..tracing.calls import shape_of
 from ..tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..tracing.stream import Stream
+from . import inspecting
 from .aside import StepsAside, turned
 
 _modes_below = torch._C._len_torch_dispatch_stack
@@ -144,7 +145,7 @@ class FrontDoor(StepsAside):
     def _computed(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
         config = stream.config
         if config.log == "ops":
-            _print(info, args, kwargs)
+            inspecting.print_call(info, args, kwargs)
         if stream.spell.left:
             return native.run_through(stream, info, args, kwargs, stream.spell.code)
         if self.lender is not None and self.lender.someone_is_aside():
@@ -157,7 +158,7 @@ class FrontDoor(StepsAside):
             if mode == "debug":
                 elsewhere.wait(device)
                 if config.check_nan:
-                    _find_nan(info, args, kwargs, out)
+                    inspecting.find_nan(info, args, kwargs, out)
             return out
         before = len(stream.nodes)
         if before and before >= config.max_pending // 2 and rounds.comes_again(stream, info, args, kwargs):
@@ -186,7 +187,7 @@ class FrontDoor(StepsAside):
                 run.wait()
                 run.check()
                 if config.check_nan:
-                    _find_nan(info, args, kwargs, out)
+                    inspecting.find_nan(info, args, kwargs, out)
         return out
 
     def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -305,30 +306,3 @@ def enter_child() -> None:
     global _in_child
     _in_child = True
     follower.close()
-
-
-def _print(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
-    def show(a: Any) -> str:
-        if isinstance(a, torch.Tensor):
-            return f"{str(a.dtype).removeprefix('torch.')}{list(shape_of(a) or ())}"
-        if isinstance(a, (list, tuple)):
-            return f"[{', '.join(map(show, a))}]"
-        return repr(a)
-
-    shown = [show(a) for a in args] + [f"{k}={show(v)}" for k, v in kwargs.items()]
-    print(f"{info.op}({', '.join(shown)})  # {site.describe(site.here())}", flush=True)
-
-
-def _find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none."""
-
-    def has_nan(tree: Any) -> bool:
-        for t in native.leaves(tree):
-            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) and not t.is_meta:
-                native.settle([t], Reason("sync.value", "check_nan"))
-                if not torch.isfinite(t).all():
-                    return True
-        return False
-
-    if has_nan([out]) and not has_nan([args, kwargs]):
-        raise FloatingPointError(f"{info.op} made the first NaN or infinity at {site.describe(site.here())}")

@@ -144,6 +144,24 @@ def test_gc_deletes_nothing_where_less_than_nothing_is_asked_for(
     assert out.startswith("0 entries deleted, 1 evicted") and ", 0 bytes" not in out
 
 
+def test_gc_bounds_folders_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path))
+    assert cache("gc", "--max-bytes", "5", "--store", "http://localhost:1/x") == 2
+    assert "--max-bytes bounds a folder, and http" in capsys.readouterr().err
+
+
+def test_export_of_no_store_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_BYTES", "0")
+    assert cache("export", str(tmp_path / "x")) == 2
+    assert "no store to export from" in capsys.readouterr().err
+
+
 def test_what_is_no_bundle_is_named_with_what_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

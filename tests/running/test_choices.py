@@ -50,6 +50,7 @@ def process(
 # ---- a second process --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # by one process, as if it were two, in every run
 def test_a_second_process_takes_the_choice_without_measuring(tmp_path: Path) -> None:
     environ = {"FUSED_EAGER_NATIVE": "measured"}
     cold, warm = child("paced", tmp_path, **environ), child("paced", tmp_path, **environ)

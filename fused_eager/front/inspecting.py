@@ -1,0 +1,42 @@
+"""What whoever looks for a mistake wants to see of each op: its call, and where the first NaN comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..log import site
+from ..log.reasons import Reason
+from ..recording import native
+from ..tracing.calls import shape_of
+from ..tracing.opinfo import OpInfo
+
+
+def print_call(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
+    """Print an op with what it takes, and the line that it is called from."""
+
+    def show(a: Any) -> str:
+        if isinstance(a, torch.Tensor):
+            return f"{str(a.dtype).removeprefix('torch.')}{list(shape_of(a) or ())}"
+        if isinstance(a, (list, tuple)):
+            return f"[{', '.join(map(show, a))}]"
+        return repr(a)
+
+    shown = [show(a) for a in args] + [f"{k}={show(v)}" for k, v in kwargs.items()]
+    print(f"{info.op}({', '.join(shown)})  # {site.describe(site.here())}", flush=True)
+
+
+def find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none."""
+
+    def has_nan(tree: Any) -> bool:
+        for t in native.leaves(tree):
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) and not t.is_meta:
+                native.settle([t], Reason("sync.value", "check_nan"))
+                if not torch.isfinite(t).all():
+                    return True
+        return False
+
+    if has_nan([out]) and not has_nan([args, kwargs]):
+        raise FloatingPointError(f"{info.op} made the first NaN or infinity at {site.describe(site.here())}")
