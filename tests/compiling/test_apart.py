@@ -298,6 +298,7 @@ import torch
 from fused_eager import fused_eager
 from fused_eager.compiling import apart
 apart._PROGRAM = Path(sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
 def rounds(n):
     until = time.monotonic() + 60
     x = torch.linspace(-1, 1, 64)
@@ -320,8 +321,7 @@ def test_ctrl_c_ends_the_wait_for_the_compiler(tmp_path: Path, monkeypatch: pyte
     done = run(
         """
         def interrupt():
-            until = time.monotonic() + 30  # the wait for one that begins late is a wait as well
-            while not apart.COMPILER._greeted and time.monotonic() < until:
+            while not apart.COMPILER._greeted:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=interrupt, daemon=True).start()
