@@ -153,13 +153,14 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return native.run_now(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
         judge(stream.config, info.op, site.here(), info.island)
-    if scalars and kinds(scalars) not in call.taken:
+    of_kind = kinds(scalars)
+    if of_kind and of_kind not in call.taken:
         made = call.outputs[0].spec.dtype if call.outputs else tensors[0].dtype
         if not are_taken(info, args, kwargs, tensors, made):
             out = native.run_now(stream, info, args, kwargs, "ATen might refuse its numbers")
-            call.taken.add(kinds(scalars))  # it did not
+            call.taken.add(of_kind)  # it did not
             return out
-        call.taken.add(kinds(scalars))
+        call.taken.add(of_kind)
     if call.doubt and call.structure not in TRUSTED:
         return _first_time(stream, info, call, key, args, kwargs)
     undo: Undo = []
