@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-full bench bench-peers bench-programs check-speed lint format clean
+.PHONY: demo test test-full test-upstream bench bench-peers bench-programs check-speed lint format clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -31,6 +31,11 @@ test: .venv/.made
 test-full: .venv/.made-full
 	$(BIN)/python -m pytest -o faulthandler_timeout=3600 $(WORKERS) $(ARGS)
 	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
+
+# PyTorch's own tests in contexts of each mode: TESTS=folder of its test files, ARGS="--modes wait --files test_ops.py".
+test-upstream: .venv/.made-upstream
+	@test -n "$(TESTS)" || { echo 'Name a folder of PyTorch test files: make test-upstream TESTS=pytorch/test' >&2; exit 2; }
+	$(BIN)/python -m tests.upstream "$(TESTS)" $(ARGS)
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -79,6 +84,10 @@ build/types:
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
 	@$(COMPILE)
+	@touch $@
+
+.venv/.made-upstream: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[test-upstream]'
 	@touch $@
 
 .venv/.made-peers: .venv/.made

@@ -1,0 +1,75 @@
+"""PyTorch's own tests inside a context: `python -m tests.upstream FOLDER --modes wait,strict [--files test_autograd.py]`.
+
+Every test runs without the library first; those that pass are run in each mode. Prints what does not pass there, with
+what it says; ends with 1 if one of these is not accepted (`accepted.py`), or an accepted one passes in every mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from .accepted import ACCEPTED, reason_for
+from .plugin import MODES, PLAIN
+from .runs import PASSED, Outcome, files_of, outcomes
+
+LOST = Outcome("failed", "no result: its process crashed, or it was not collected")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, and print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of PyTorch's tests, or a part of it")
+    parser.add_argument("--modes", default=",".join(MODES), help=f"comma-separated, of {', '.join(MODES)}")
+    parser.add_argument("--files", nargs="*", default=[], help="relative to the folder; all of its test_*.py if none")
+    parser.add_argument("--select", default="", metavar="EXPRESSION", help="as pytest's -k")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--timeout", type=int, default=120, help="seconds for one test")
+    args = parser.parse_args(argv)
+    modes = args.modes.split(",")
+    for mode in modes:
+        if mode not in MODES:
+            parser.error(f"there is no mode {mode!r}; allowed are {', '.join(MODES)}")
+    folder = args.folder.resolve()
+    try:
+        files = files_of(folder, args.files)
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    totals = dict.fromkeys(modes, 0)
+    differing: dict[str, dict[str, Outcome]] = {mode: {} for mode in modes}
+    for file in files:
+        name = str(file.relative_to(folder))
+
+        def run(mode: str, file: Path = file) -> dict[str, Outcome]:
+            return outcomes(folder, file, mode, args.workers, args.timeout, args.select)
+
+        passing = [test for test, outcome in run(PLAIN).items() if outcome.kind == PASSED]
+        for mode in modes:
+            found = run(mode)
+            here = {f"{name}::{test}": found.get(test, LOST) for test in passing}
+            here = {test: outcome for test, outcome in here.items() if outcome.kind != PASSED}
+            totals[mode] += len(passing)
+            differing[mode].update(here)
+            print(f"{name} {mode}: {len(passing)} pass plain, {len(here)} of them do not here", flush=True)
+            for test, outcome in here.items():
+                print(f"    {test} | {outcome.said or outcome.kind} | {reason_for(test, mode) or 'NOT ACCEPTED'}", flush=True)
+    return _judge(totals, differing)
+
+
+def _judge(totals: dict[str, int], differing: dict[str, dict[str, Outcome]]) -> int:
+    bad = 0
+    for mode, total in totals.items():
+        refused = [test for test in differing[mode] if reason_for(test, mode) is None]
+        bad += len(refused)
+        passed = total - len(differing[mode])
+        print(
+            f"upstream {mode}: {passed} of {total} pass ({passed / max(total, 1):.2%}), "
+            f"{len(differing[mode]) - len(refused)} differ as accepted, {len(refused)} not"
+        )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""A pytest plugin: each test's body runs inside a context of the mode that UPSTREAM_MODE names.
+
+Collection, fixtures and what a test class sets up stay outside, as they would in a program that opens a context.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+# As in PyTorch's own runs on the CPU: no test is generated for devices that are not there. Before torch is imported.
+os.environ.setdefault("PYTORCH_TESTING_DEVICE_ONLY_FOR", "cpu")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from .compat import add_missing  # noqa: E402
+
+PLAIN = "plain"
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "wait": {"compile": "wait"},
+    "xla": {"compile": "wait", "native": "never"},
+    "blocking": {"compile": "blocking"},
+    "strict": {"mode": "strict"},
+    "debug": {"mode": "debug"},
+}
+VARIABLE = "UPSTREAM_MODE"
+_mode = os.environ.get(VARIABLE, PLAIN)
+
+torch.set_num_threads(1)
+add_missing()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if _mode == PLAIN:
+        return (yield)
+    from fused_eager import fused_eager
+
+    with fused_eager(**MODES[_mode]):
+        return (yield)
