@@ -12,10 +12,10 @@ from typing import Any
 # As in PyTorch's own runs on the CPU: no test is generated for devices that are not there. Before torch is imported.
 os.environ.setdefault("PYTORCH_TESTING_DEVICE_ONLY_FOR", "cpu")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from .compat import add_missing  # noqa: E402
+from .compat import add_missing
 
 PLAIN = "plain"
 MODES: dict[str, dict[str, Any]] = {

@@ -62,11 +62,9 @@ def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, se
             *(("-k", select) if select else ()),
             str(file.relative_to(folder)),
         ]
-        environment = {
-            **os.environ,
-            **{VARIABLE: mode, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-            **{"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "XDG_CACHE_HOME": scratch},
-        }
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+        environment |= {VARIABLE: mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+        environment["XDG_CACHE_HOME"] = scratch  # a compile cache of its own
         _run(command, folder, environment, f"{file.relative_to(folder)} {mode}")
         found = dict(_read(xml)) if xml.exists() else {}
     if mode == PLAIN and found:
