@@ -126,8 +126,17 @@ def after(t: torch.Tensor) -> torch.Tensor:
     return t.neg().mul(1.5).sub(0.25) if is_float(t) else t.add(1).mul(2).sub(3)
 
 
-def run(info: OpInfo, sample: SampleInput, grad: bool, chained: bool) -> Callable[[], list[Any]]:
-    """A function that runs a sample once: its results, its gradients, and what it has left in its arguments."""
+def run(
+    info: OpInfo,
+    sample: SampleInput,
+    grad: bool,
+    chained: bool,
+    seed: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like,
+) -> Callable[[], list[Any]]:
+    """A function that runs a sample once: its results, its gradients, and what it has left in its arguments.
+
+    `seed` makes the gradient that comes in for a result.
+    """
     arguments = own([sample.input, list(sample.args), dict(sample.kwargs)])
     given = [t for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)]
 
@@ -144,14 +153,14 @@ def run(info: OpInfo, sample: SampleInput, grad: bool, chained: bool) -> Callabl
             ends = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
             starts = [t for t in given if t.requires_grad]
             if ends and starts:
-                seeds = [torch.ones_like(t) for t in ends]
+                seeds = [seed(t) for t in ends]
                 gradients = list(torch.autograd.grad(ends, starts, seeds, allow_unused=True))
         return [*results, *gradients, *given]
 
     return program
 
 
-def _begin_anew() -> None:
+def begin_anew() -> None:
     # Each sample is one more shape of the same stream, which would soon be left to ATen.
     hotness.SKELETONS.variants.clear()
 
@@ -162,20 +171,22 @@ def check(case: Case, sample: SampleInput) -> str:
 
     "refused" if both refuse it alike, "ill-conditioned" if they differ by what eager itself is off.
     """
-    _begin_anew()
-    want, got = outcome(_program(case, sample), None), outcome(_program(case, sample), case.mode)
+    begin_anew()
+    want, got = outcome(program_of(case, sample), None), outcome(program_of(case, sample), case.mode)
     if isinstance(want, Exception) or isinstance(got, Exception):
         if type(want) is type(got):
             return "refused"
         return f"eager: {short(want)}\n  here: {short(got)}"
     found = _difference(case, want, got)
-    if found.startswith("values") and _is_as_good(case, sample, want, got):
+    if found.startswith("values") and is_as_good(case, sample, want, got):
         return "ill-conditioned"
-    return found or _broken_row()
+    return found or broken_row()
 
 
-def _program(case: Case, sample: SampleInput) -> Callable[[], list[Any]]:
-    return run(OPS[case.op], sample, case.grad, case.chained)
+def program_of(
+    case: Case, sample: SampleInput, seed: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like
+) -> Callable[[], list[Any]]:
+    return run(OPS[case.op], sample, case.grad, case.chained, seed)
 
 
 def _difference(case: Case, want: list[Any], got: list[Any]) -> str:
@@ -183,7 +194,7 @@ def _difference(case: Case, want: list[Any], got: list[Any]) -> str:
     return difference(want, got, bounds, case.op not in UNWRITTEN, case.op not in STRIDES)
 
 
-def _broken_row() -> str:
+def broken_row() -> str:
     return next((why for why in load.ISLANDS.values() if LoweringError.__name__ in why), "")
 
 
@@ -195,12 +206,13 @@ def check_together(tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
 
     Whichever differs, or raises, is run by itself: whatever that shows, that it does so among others is a failure.
     """
-    _begin_anew()
-    wanted = [outcome(_program(case, sample), None) for case, _, sample in tasks]
+    begin_anew()
+    wanted = [outcome(program_of(case, sample), None) for case, _, sample in tasks]
     # Over arguments of their own: what a program has left in them is compared as well.
-    programs = [_program(t[0], t[2]) for t, want in zip(tasks, wanted, strict=True) if not isinstance(want, Exception)]
+    lasting = [task for task, want in zip(tasks, wanted, strict=True) if not isinstance(want, Exception)]
+    programs = [program_of(case, sample) for case, _, sample in lasting]
     got = outcome(lambda: [program() for program in programs], tasks[0][0].mode)
-    broken = f"among others: {short(got)}" if isinstance(got, Exception) else _broken_row()
+    broken = f"among others: {short(got)}" if isinstance(got, Exception) else broken_row()
     found = iter([] if broken else got)
     for task, want in zip(tasks, wanted, strict=True):
         case, _, sample = task
@@ -220,7 +232,39 @@ _WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.floa
          torch.complex64: torch.complex128}
 
 
-def _is_as_good(case: Case, sample: SampleInput, want: list[Any], got: list[Any]) -> bool:
+def widened(
+    case: Case, sample: SampleInput, seed: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like
+) -> Callable[[], list[Any]]:
+    """The program of a sample in float64, with the gradients that would come in without that."""
+
+    def narrow_seed(t: torch.Tensor) -> torch.Tensor:
+        if t.dtype not in _WIDE.values():
+            return seed(t)
+        if t.is_complex() == case.dtype.is_complex:
+            return seed(t.to(case.dtype)).to(t.dtype)
+        return seed(t.to(torch.complex64 if t.is_complex() else torch.float32)).to(t.dtype)
+
+    def widen(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
+            return x.detach().to(_WIDE[x.dtype]).requires_grad_(x.requires_grad)
+        return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+    return program_of(case, _changed(sample, widen), narrow_seed)
+
+
+def _changed(sample: SampleInput, change: Callable[[Any], Any]) -> SampleInput:
+    other = copy.copy(sample)
+    other.input, other.args, other.kwargs = tree_map(change, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+    return other
+
+
+def is_as_good(
+    case: Case,
+    sample: SampleInput,
+    want: list[Any],
+    got: list[Any],
+    seed: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like,
+) -> bool:
     """Where eager itself is off by more than the tolerance: whether our results are about as near to float64's.
 
     (1 - x^2)^-1/2 near 1, say. Measured in the largest error of each result; where eager is nearer by luck, in that of
@@ -229,11 +273,6 @@ def _is_as_good(case: Case, sample: SampleInput, want: list[Any], got: list[Any]
     if case.dtype not in _WIDE:
         return False
 
-    def widen(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
-            return x.detach().to(_WIDE[x.dtype]).requires_grad_(x.requires_grad)
-        return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
-
     def nudge(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
             signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
@@ -241,19 +280,13 @@ def _is_as_good(case: Case, sample: SampleInput, want: list[Any], got: list[Any]
             return moved.to(x.dtype).requires_grad_(x.requires_grad)
         return x
 
-    def of(change: Callable[[Any], Any]) -> list[Any] | Exception:
-        other = copy.copy(sample)
-        other.input, other.args, other.kwargs = tree_map(
-            change, (sample.input, tuple(sample.args), dict(sample.kwargs))
-        )
-        return outcome(_program(case, other), None)
-
-    truth, generator = of(widen), torch.Generator().manual_seed(0)
+    truth, generator = outcome(widened(case, sample, seed), None), torch.Generator().manual_seed(0)
     if isinstance(truth, Exception):
         return False
     if as_near(want, got, truth):
         return True
-    nudged = [each for each in (of(nudge) for _ in range(NUDGES)) if not isinstance(each, Exception)]
+    moved = (outcome(program_of(case, _changed(sample, nudge), seed), None) for _ in range(NUDGES))
+    nudged = [each for each in moved if not isinstance(each, Exception)]
     return as_near(want, got, truth, nudged=nudged)
 
 
@@ -283,7 +316,7 @@ def sweep(
                 tally.counts[text] += 1
             elif text:
                 tally.failures.append((case, i, text))
-                told(f"FAIL {case} sample {i} {_summary(sample)}\n  {text}")
+                told(f"FAIL {case} sample {i} {summary(sample)}\n  {text}")
     return tally
 
 
@@ -300,7 +333,7 @@ def _tasks(chosen: Iterator[Case], limit: int | None, tally: Tally) -> Iterator[
             yield case, i, sample
 
 
-def _summary(sample: SampleInput) -> str:
+def summary(sample: SampleInput) -> str:
     def show(x: Any) -> Any:
         return f"{str(x.dtype)[6:]}{list(x.shape)}" if isinstance(x, torch.Tensor) else x
 
@@ -319,8 +352,8 @@ def check_errors(name: str, mode: str) -> Iterator[str]:
         return
     for i, wrong in enumerate(info.error_inputs("cpu")):
         sample = wrong.sample_input
-        _begin_anew()
+        begin_anew()
         want = outcome(run(info, sample, False, False), None)
         got = outcome(run(info, sample, False, False), mode)
         if isinstance(want, Exception) and type(want) is not type(got):
-            yield f"error input {i} {_summary(sample)}: eager: {short(want)}\n  here: {short(got)}"
+            yield f"error input {i} {summary(sample)}: eager: {short(want)}\n  here: {short(got)}"

@@ -1,0 +1,239 @@
+"""Samples of torch's op corpus with special values in place of their numbers, and what must then be as in eager.
+
+A *pattern* fills every float tensor of a sample. Shapes stay, so all patterns of a sample run what was compiled for the
+first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_map
+
+from .corpus import OPS, Case, begin_anew, broken_row, is_as_good, program_of, summary, tolerances, widened
+from .exclusions import UNWRITTEN
+from .outcomes import difference, is_float, outcome, short
+from .special_exclusions import ACCEPTED, Accepted
+
+
+def cycle(dtype: torch.dtype) -> list[float]:
+    """The numbers at which kernels have special cases, in a row."""
+    info = torch.finfo(dtype)
+    inf, nan = float("inf"), float("nan")
+    return [0.0, -0.0, inf, -inf, nan, 1.0, -1.0, 1.7 * info.tiny, 0.88 * info.max, 0.5]
+
+
+Fill = Callable[[torch.Tensor, int], torch.Tensor]  # of real floats, and the how manieth tensor of the sample it is
+
+
+def _constant(value: Callable[[torch.finfo], float]) -> Fill:
+    return lambda t, k: torch.full_like(t, value(torch.finfo(t.dtype)))
+
+
+def _turned(start: int, step: int) -> Fill:
+    """The cycle from its `start`; the next tensor of the sample begins `step` numbers later."""
+
+    def fill(t: torch.Tensor, k: int) -> torch.Tensor:
+        row = torch.tensor(cycle(t.dtype), dtype=t.dtype)
+        return row[(torch.arange(t.numel()) + start + step * k) % len(row)].reshape(t.shape)
+
+    return fill
+
+
+def _pairs(t: torch.Tensor, k: int) -> torch.Tensor:
+    # Each number of one tensor meets others of the next.
+    row = torch.tensor(cycle(t.dtype), dtype=t.dtype)
+    return row[(torch.arange(t.numel()) * (1 + 2 * k) + torch.arange(t.numel()) // 10 + k) % len(row)].reshape(t.shape)
+
+
+def _one(value: float) -> Fill:
+    """One number of a tensor is special, the others are as they were."""
+
+    def fill(t: torch.Tensor, k: int) -> torch.Tensor:
+        return t.masked_fill(torch.arange(t.numel()).reshape(t.shape) == (t.numel() + k) // 2, value)
+
+    return fill
+
+
+def _rows(t: torch.Tensor, k: int) -> torch.Tensor:
+    return t[(slice(0, 1),) * (t.ndim - 1)].expand_as(t).contiguous() if t.numel() else t
+
+
+INF, NAN = float("inf"), float("nan")
+PATTERNS: dict[str, Fill] = {
+    "zeros": _constant(lambda info: 0.0),
+    "negative zeros": _constant(lambda info: -0.0),
+    "ones": _constant(lambda info: 1.0),
+    "halves": _constant(lambda info: 0.5),
+    "negative": _constant(lambda info: -1.0),
+    "inf": _constant(lambda info: INF),
+    "-inf": _constant(lambda info: -INF),
+    "nan": _constant(lambda info: NAN),
+    "largest": _constant(lambda info: info.max),
+    "lowest": _constant(lambda info: info.min),
+    "smallest": _constant(lambda info: info.tiny),
+    "equal rows": _rows,
+    "ties": lambda t, k: (t / 2).clamp(-1e6, 1e6).round(),
+    "one nan": _one(NAN),
+    "one inf": _one(INF),
+    "one -inf": _one(-INF),
+    "cycle": _turned(0, 0),
+    "cycles": _turned(0, 3),
+    "pairs": _pairs,
+    "gradients": lambda t, k: t,  # the incoming ones are special, the inputs are op_db's
+    "one element": lambda t, k: t[(slice(0, 1),) * t.ndim],
+    "no elements": lambda t, k: t[(slice(0, 0),) * t.ndim],
+}
+WITH_SEEDS = frozenset({"gradients", "pairs"})  # patterns that fill the incoming gradients as well
+
+
+def filled(sample: SampleInput, pattern: str) -> SampleInput:
+    """The sample with the pattern in its float tensors, which keep their strides where they keep their shape."""
+    count = 0
+
+    def fill(x: Any) -> Any:
+        nonlocal count
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested or x.is_quantized:
+            return x
+        sized = pattern in ("one element", "no elements")
+        if not (is_float(x) or sized):
+            return x
+        with torch.no_grad():
+            values = _values(x.detach(), pattern, count)
+            new = x.detach().clone().copy_(values) if values.shape == x.shape else values.clone()
+        count += 1
+        return new.requires_grad_(x.requires_grad)
+
+    other = copy.copy(sample)
+    other.input, other.args, other.kwargs = tree_map(fill, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+    return other
+
+
+def _values(x: torch.Tensor, pattern: str, count: int) -> torch.Tensor:
+    if not is_float(x):
+        return PATTERNS[pattern](x, count)
+    if x.is_complex():
+        real, imag = x.resolve_conj().real, x.resolve_conj().imag
+        return torch.complex(PATTERNS[pattern](real, count), PATTERNS[pattern](imag, count + 1))
+    return PATTERNS[pattern](x, count)
+
+
+def seeds(pattern: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What comes in from behind, for a result."""
+    if pattern not in WITH_SEEDS:
+        return torch.ones_like
+    fill = _turned(4, 0)
+
+    def seed(t: torch.Tensor) -> torch.Tensor:
+        if t.is_complex():
+            return torch.complex(fill(t.real, 0), fill(t.imag, 0))
+        return torch.empty_like(t).copy_(fill(t.detach().clone(), 0)) if is_float(t) else torch.ones_like(t)
+
+    return seed
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs: `kind` is one of those that `special_exclusions` may accept, or "" where nothing does."""
+
+    kind: str = ""
+    text: str = ""
+
+
+def compare(want: Any, got: Any, tolerance: dict[str, float]) -> Difference:
+    """NaN where eager has it, infinities of its signs, finite numbers within the tolerance, zeros of its signs."""
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        same = type(want) is type(got)
+        return Difference() if same else Difference("raises", f"eager: {short(want)}\n  here: {short(got)}")
+    looks = difference(want, got, tolerance, values=False, strides=False)
+    if looks:
+        return Difference("looks", looks)
+    worst: dict[str, str] = {}
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        if not isinstance(a, torch.Tensor) or a.layout is not torch.strided or a.is_nested or not a.numel():
+            continue
+        for kind, bad in _bad(a.detach(), b.detach(), tolerance):
+            if bad.any():
+                at = tuple(bad.nonzero()[0].tolist())
+                worst.setdefault(kind, f"result {i} of {len(want)} at {at}: {b[at].item()} instead of {a[at].item()}")
+    # Any one of these is more than the next.
+    for kind in ("hides NaN", "makes NaN", "infinite", "values", "sign of zero"):
+        if kind in worst:
+            return Difference(kind, worst[kind])
+    return Difference()
+
+
+def _bad(a: torch.Tensor, b: torch.Tensor, tolerance: dict[str, float]) -> Iterator[tuple[str, torch.Tensor]]:
+    if a.is_complex():
+        # C's rules for infinite complex numbers are not kept by anybody: NaN is not to be hidden, no more.
+        yield "hides NaN", a.isnan() & ~b.isnan()
+        return
+    if not a.dtype.is_floating_point:
+        yield "values", a != b
+        return
+    if a.dtype.itemsize < 2:
+        a, b = a.float(), b.float()
+    yield "hides NaN", a.isnan() & ~b.isnan()
+    yield "makes NaN", b.isnan() & ~a.isnan()
+    numbers = ~a.isnan() & ~b.isnan()
+    yield "infinite", numbers & (a.isinf() | b.isinf()) & (a != b)
+    default = torch.testing._comparison.default_tolerances(a.dtype)
+    rtol, atol = max(default[0], tolerance["rtol"]), max(default[1], tolerance["atol"])
+    finite = a.isfinite() & b.isfinite()
+    x, y = (t.double() for t in (a, b))
+    yield "values", finite & ~((x - y).abs() <= atol + rtol * x.abs())
+    yield "sign of zero", (a == 0) & (b == 0) & (a.signbit() != b.signbit())
+
+
+def accepted(case: Case, pattern: str, kind: str) -> Accepted | None:
+    """The row that accepts a difference, if one does."""
+    return next((row for row in ACCEPTED if row.covers(OPS[case.op].name, case, pattern, kind)), None)
+
+
+def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
+    """Run a sample with a pattern in it by eager and by the runtime, and say what differs."""
+    special, seed = filled(sample, pattern), seeds(pattern)
+    begin_anew()
+    want = outcome(program_of(case, special, seed), None)
+    got = outcome(program_of(case, special, seed), case.mode)
+    found = compare(want, got, tolerances(OPS[case.op], case.dtype))
+    if case.op in UNWRITTEN and found.kind not in ("raises", "looks"):
+        return Difference()
+    if isinstance(want, list) and isinstance(got, list):
+        if found.kind == "values" and is_as_good(case, special, want, got, seed):
+            return Difference()
+        if found.kind == "hides NaN" and not _is_lost(want, got, outcome(widened(case, special, seed), None)):
+            return Difference("overflows", found.text)
+    broken = broken_row()
+    return Difference("raises", broken) if broken and not found.kind else found
+
+
+def _is_lost(want: list[Any], got: list[Any], truth: list[Any] | Exception) -> bool:
+    """Whether a NaN of eager's that is missing here comes from the inputs. The others are differences of numbers that
+    have become infinite on the way, which float64 does not know."""
+    if isinstance(truth, Exception) or len(truth) != len(want):
+        return True
+    return any(
+        bool((a.isnan() & ~b.isnan() & t.isnan()).any())
+        for a, b, t in zip(want, got, truth, strict=True)
+        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not a.is_nested and is_float(a)
+    )
+
+
+def differences(
+    case: Case, samples: int, patterns: tuple[str, ...] = tuple(PATTERNS)
+) -> Iterator[tuple[str, Difference]]:
+    """What differs in some samples of a case and is not accepted: the pattern and the sample, and the difference."""
+    torch.manual_seed(0)
+    every = list(OPS[case.op].sample_inputs("cpu", case.dtype, requires_grad=case.grad))
+    places = sorted({len(every) * (2 * i + 1) // (2 * samples) for i in range(samples)})
+    for place in places if len(every) > samples else range(len(every)):
+        for pattern in patterns:
+            found = check(case, every[place], pattern)
+            if found.kind and accepted(case, pattern, found.kind) is None:
+                yield f"{pattern}, sample {place} {summary(every[place])}", found

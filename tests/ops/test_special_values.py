@@ -1,0 +1,89 @@
+"""Special values (zeros, infinities, NaN, equal rows, the largest and the smallest numbers) in torch's op corpus.
+
+`make test` runs a part of the ops in float32, with gradients; the rest is `make test-full`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fused_eager.tracing import trace
+
+from .corpus import OPS, Case, cases
+from .special_exclusions import ACCEPTED, KINDS, UNFIXED
+from .specials import PATTERNS, compare, differences
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+QUICK = ("inf", "nan", "one nan", "equal rows", "cycle", "pairs")  # what most faults showed in
+NAMES = list(OPS)
+GROUPS = 8
+PARTS = [NAMES[i : i + GROUPS] for i in range(0, len(NAMES), GROUPS)]
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """What one part compiled is not needed by the next."""
+    yield
+    trace.MEMORY.forget()
+    gc.collect()
+
+
+def _cases(names: list[str], dtype: torch.dtype, mode: str) -> Iterator[Case]:
+    """One case of each op: with gradients, where there are any, and those come with the results."""
+    for name in names:
+        found = {case.grad: case for case in cases([name], (dtype,), (mode,), (False, True)) if case.op == name}
+        if found:
+            yield found.get(True, found[False])
+
+
+def _agree(names: list[str], dtype: torch.dtype, mode: str, samples: int, patterns: tuple[str, ...]) -> None:
+    found = [
+        f"{case}: {where}: {difference.kind}: {difference.text}"
+        for case in _cases([name for name in names if OPS[name].name not in UNFIXED], dtype, mode)
+        for where, difference in differences(case, samples, patterns)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.thinned(8)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
+def test_a_sample_of_each_op(part: list[str]) -> None:
+    _agree(part, torch.float32, "strict", 1, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
+def test_every_pattern(part: list[str], dtype: torch.dtype, mode: str) -> None:
+    _agree(part, dtype, mode, 3, tuple(PATTERNS))
+
+
+def test_no_row_accepts_a_hidden_nan() -> None:
+    named = {info.name for info in OPS.values()}
+    for row in ACCEPTED:
+        assert set(row.kinds) <= KINDS and "hides NaN" not in KINDS
+        assert set(row.patterns) <= {*PATTERNS, "*"}
+        assert set(row.ops) <= {*named, "*"} and row.reason
+    assert named >= UNFIXED
+
+
+@pytest.mark.parametrize(
+    ("eager", "here", "kind"),
+    [
+        (torch.nan, 1.0, "hides NaN"),
+        (1.0, torch.nan, "makes NaN"),
+        (torch.inf, -torch.inf, "infinite"),
+        (torch.inf, 3e38, "infinite"),
+        (1.0, 1.1, "values"),
+        (0.0, -0.0, "sign of zero"),
+    ],
+)
+def test_a_difference_is_seen(eager: float, here: float, kind: str) -> None:
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    assert compare([torch.tensor([2.0, eager])], [torch.tensor([2.0, here])], tolerance).kind == kind
+    assert not compare([torch.tensor([2.0, eager])], [torch.tensor([2.0, eager])], tolerance).kind
