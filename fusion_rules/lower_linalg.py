@@ -325,7 +325,7 @@ def linalg_matrix_exp(cx: Context, self: Any) -> Any:
     return jax.scipy.linalg.expm(self.astype(wide), max_squarings=64).astype(self.dtype)
 
 
-@rule("linalg_cross.default", OpClass.POINTWISE)
+@rule("linalg_cross.default", OpClass.SHAPE)
 def linalg_cross(cx: Context, self: Any, other: Any, *, dim: int = -1) -> Any:
     x, y = jnp.broadcast_arrays(self, other)
     (a, b, c), (d, e, f) = ([lax.index_in_dim(v, i, dim, False) for i in range(3)] for v in (x, y))

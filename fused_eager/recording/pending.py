@@ -150,7 +150,7 @@ def returned(template: Any, fresh: list[Tensor], tensors: list[Tensor]) -> Any:
 def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool) -> bool:
     """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that.
 
-    `scattered`: the op reads other places than it writes (`torch.cat([x, y], out=x)`), so the same view counts too.
+    `scattered`: the op reads other places than it writes (`x.index_add_(0, i, x)`), so the same view counts too.
     """
     if len(tensors) == 1:
         return False
@@ -176,4 +176,6 @@ def refusal(info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overl
 
 
 def _same_view(t: Tensor, u: Tensor) -> bool:
+    if t.itemsize != u.itemsize:
+        return False  # such views share their first byte alone
     return t.shape == u.shape and t.stride() == u.stride() and offset_of(t) == offset_of(u)

@@ -40,7 +40,7 @@ class OpInfo:
     hoisted: frozenset[int]
     written: tuple[int, ...]
     island: str  # why XLA cannot run it; "" if it can
-    scattered: bool = False  # it fills an `out=` from other places of its operands than it writes
+    scattered: bool = False  # it writes other places than it reads (`index_add_`, `out=` of a product)
     writes_list: bool = False  # it writes the elements of a list (`_foreach_add_`)
 
 
@@ -158,6 +158,6 @@ def _read(op: OpOverload) -> OpInfo:
         frozenset(i for i, a in enumerate(arguments) if a.name in hoisted),
         written,
         island,
-        any(a.is_out for a in arguments) and not _is_pointwise(op),
+        bool(written) and not _is_pointwise(op),
         bool(written) and op._schema.name.startswith("aten::_foreach_"),
     )

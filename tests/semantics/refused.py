@@ -17,6 +17,11 @@ def i(*values: int) -> torch.Tensor:
     return torch.tensor(values) * 1
 
 
+def over(x: torch.Tensor, op: Callable[[torch.Tensor], Any]) -> Any:
+    """An op on a pending tensor that is several of its operands."""
+    return op(x * 1)
+
+
 AT_ONCE: dict[str, Callable[[], Any]] = {
     "add shapes": lambda: f(2, 3) + f(2, 4),
     "mm shapes": lambda: f(2, 3) @ f(2, 3),
@@ -153,6 +158,29 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
     "view_as_complex": lambda: torch.view_as_complex(f(2, 3)),
     "dtype view": lambda: f(3).view(torch.float64),
     "dtype view of a transpose": lambda: f(2, 2).t().view(torch.float64),
+    "index_add_ of itself": lambda: over(f(3), lambda x: x.index_add_(0, i(0, 1, 2), x)),
+    "index_fill_ at itself": lambda: over(i(0, 1), lambda k: k.index_fill_(0, k, 0)),
+    "index_copy_ at itself": lambda: over(i(0, 1), lambda k: k.index_copy_(0, k, k.clone())),
+    "put_ of itself": lambda: over(f(2), lambda x: x.put_(i(0, 1), x)),
+    "index_put_ at itself": lambda: over(i(0, 1), lambda k: k.index_put_((k,), k)),
+    "scatter_ of itself": lambda: over(f(2), lambda x: x.scatter_(0, i(0, 1), x)),
+    "scatter_ at itself": lambda: over(i(0, 1), lambda k: k.scatter_(0, k, 1)),
+    "scatter_add_ of itself": lambda: over(i(0, 1), lambda k: k.scatter_add_(0, k, k)),
+    "scatter_reduce_ of itself": lambda: over(f(2), lambda x: x.scatter_reduce_(0, i(0, 1), x, "amax")),
+    "index_reduce_ of itself": lambda: over(f(2), lambda x: x.index_reduce_(0, i(0, 1), x, "prod")),
+    "gather into itself": lambda: over(f(2), lambda x: torch.gather(x, 0, i(0, 1), out=x)),
+    "index_select into itself": lambda: over(f(2), lambda x: torch.index_select(x, 0, i(0, 1), out=x)),
+    "take into its index": lambda: over(i(0, 1), lambda k: torch.take(i(5, 6), k, out=k)),
+    "cat into itself": lambda: over(f(2), lambda x: torch.cat([x[:1], x[1:]], out=x)),
+    "cross into itself": lambda: over(f(3), lambda x: torch.linalg.cross(x, f(3) * 2, out=x)),
+    "masked_select into itself": lambda: over(f(2), lambda x: torch.masked_select(x, x > 0, out=x)),
+    "add into a part": lambda: over(f(4), lambda x: torch.add(x[:3], 1, out=x[1:])),
+    "copy_ to a part": lambda: over(f(4), lambda x: x[1:].add_(x[:3])),
+    "add_ of a narrower view": lambda: over(f(4).double(), lambda x: x.add_(x.view(torch.float32)[:4])),
+    "add_ of a transpose": lambda: over(f(2, 2), lambda x: x.mul_(x.t())),
+    "foreach of a part": lambda: over(f(4), lambda x: torch._foreach_add_([x[1:]], [x[:3]])),
+    "add_ to an expanded one": lambda: over(f(1), lambda x: x.expand(3).add_(1)),
+    "fill_ of windows": lambda: over(f(1), lambda x: torch.add(f(3), 1, out=x.expand(3))),
 }
 
 
