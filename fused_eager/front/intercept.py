@@ -98,16 +98,17 @@ class FrontDoor(StepsAside):
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         stream = self.stream
         pace = stream.pace
-        if pace.waiting:
-            self._begin(func, args)
-        natively = stream.spell.is_on() or (pace.native and stream.config.measures)
-        if natively and id(func) in _HARMLESS and nothing_is_pending():
-            return func(*args, **(kwargs or {}))
+        # What is not ours passes before anything of it is looked at: its sizes may be symbols.
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
             if not _is_plain(kind):
                 return NotImplemented
+        if pace.waiting:
+            self._begin(func, args)
+        natively = stream.spell.is_on() or (pace.native and stream.config.measures)
+        if natively and id(func) in _HARMLESS and nothing_is_pending():
+            return func(*args, **(kwargs or {}))
         config = stream.config
         mode = config.mode
         if kwargs is None:
@@ -266,7 +267,8 @@ def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
     """Of the tensors that an op takes, or makes: `zeros` is told the shape."""
     for a in args:
         if isinstance(a, torch.Tensor):
-            yield shape_of(a)
+            shape = shape_of(a)
+            yield shape if shape is None or all(type(n) is int for n in shape) else None  # of a symbolic one
         elif type(a) is list and a and all(type(n) is int and n >= 0 for n in a):
             yield tuple(a)
 
