@@ -64,7 +64,7 @@ def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, se
         ]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
         environment |= {VARIABLE: mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
-        environment["XDG_CACHE_HOME"] = scratch  # a compile cache of its own
+        environment["FUSED_EAGER_CACHE_DIR"] = str(Path(scratch, "cache"))  # what was compiled before must not matter
         _run(command, folder, environment, f"{file.relative_to(folder)} {mode}")
         found = dict(_read(xml)) if xml.exists() else {}
     if mode == PLAIN and found:
