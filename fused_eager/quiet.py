@@ -17,6 +17,8 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _exported_modes
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._python_dispatch import _pop_mode as _pop
 
+from . import profiled
+
 _thread = threading.local()
 
 
@@ -42,8 +44,8 @@ def adopt(thread: threading.Thread) -> None:
 
 
 class unobserved:
-    """No dispatch mode is active in the body, and nothing is recorded for autograd. Not `_DisableTorchDispatch`: the
-    lowering of a decomposition needs a mode of its own inside.
+    """No dispatch mode is active in the body, nothing is recorded for autograd, and no profiler is told of it. Not
+    `_DisableTorchDispatch`: the lowering of a decomposition needs a mode of its own inside.
 
     A class, and not torch's `_disable_current_modes` where nothing is being exported: it is entered at every flush.
 
@@ -51,7 +53,7 @@ class unobserved:
     runtime's work half done. It comes a moment later. A thread that compiles for a minute holds it off for nobody.
     """
 
-    __slots__ = ("autocast", "collected", "exported", "grad", "modes")
+    __slots__ = ("autocast", "collected", "exported", "grad", "hidden", "modes")
 
     def __enter__(self) -> None:
         self.collected = gc.isenabled() and not is_own(threading.current_thread())
@@ -67,8 +69,13 @@ class unobserved:
         torch._C._set_grad_enabled(False)
         self.autocast = torch._C._DisableAutocast()
         self.autocast.__enter__()
+        self.hidden = profiled.hidden() if profiled.on else None
+        if self.hidden is not None:
+            self.hidden.__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        if self.hidden is not None:
+            self.hidden.__exit__(*error)
         self.autocast.__exit__(*error)
         torch._C._set_grad_enabled(self.grad)
         for mode in reversed(self.modes):
@@ -124,8 +131,13 @@ def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         first = a[0] if isinstance(a, (list, tuple)) and a else a
         if isinstance(first, torch.Tensor) and first.dtype.is_complex:
             with as_eager():
-                return op(*args, **kwargs)
-    return op(*args, **kwargs)
+                return through(op, args, kwargs)
+    return through(op, args, kwargs)
+
+
+def through(op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call an op of the program's that has come as far as to our mode."""
+    return profiled.through(op, args, kwargs) if profiled.on else op(*args, **kwargs)
 
 
 def stack() -> list[TorchDispatchMode]:

@@ -3,7 +3,8 @@
 XLA runs asynchronously, so the time between two calls says nothing about a region. Where details are wanted, a few
 flushes of each plan are therefore run one region at a time, waiting before and after each: the 2nd, 4th, 8th, 16th
 and every 32nd. Those times are of regions running *alone*. The ops recorded after such a flush are timed as well.
-With torch's profiler running, each region is a named range of it; nothing is waited for.
+With torch's profiler running, each region is a named range of it, which tells its ops with their lines and ends when
+the region has been computed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import profiler
 
+from .. import profiled
 from ..log.events import LOG
+from ..log.site import describe
 
 if TYPE_CHECKING:
     from ..front.intercept import FrontDoor
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from ..running.run import Execution
 
 EVERY = 32
+_Range = torch._C._profiler._RecordFunctionFast  # of what a range of `record_function` tells no text arrives
+LONGEST = 4096  # characters: what a range tells of its ops
 every_run = False  # measure all of them: for `explain`
 _flushes: Counter[int] = Counter()  # by plan number
 
 
 def watch(execution: Execution) -> Watch | None:
     """The stop-watch for one flush; None for most."""
-    named = bool(profiler._is_profiler_enabled)
+    named = profiled.on
     if not (LOG.detailed or named):
         return None
     timed = LOG.detailed and _is_sampled(execution.ready.number)
@@ -56,22 +60,25 @@ class Watch:
 
     def begin(self, region: Region) -> None:
         """Before a region is run."""
-        if self.timed:
+        if self.timed or self.named:
             self._wait(region.inputs)
             self.started = time.perf_counter()
         if self.named:
             executable = self.execution.ready.executables[self.execution.next]
             name = f"{len(region.nodes)} ops on ATen" if executable is None else executable.name
-            self.range = torch.profiler.record_function(f"fused_eager: {name}")
-            self.range.__enter__()
+            self.range = _Range(f"fused_eager: {name}", (), {"ops": self._lines(region)})
+            with profiled.shown():
+                self.range.__enter__()
 
     def end(self, region: Region) -> None:
         """After it has been launched."""
+        if self.timed or self.named:
+            self._wait(region.outputs)
         if self.range is not None:
-            self.range.__exit__(None, None, None)
+            with profiled.shown():
+                self.range.__exit__(None, None, None)
             self.range = None
         if self.timed:
-            self._wait(region.outputs)
             number = self.execution.next
             how = "aten" if self.execution.ready.executables[number] is None else "xla"
             LOG.emit(
@@ -82,6 +89,15 @@ class Watch:
                 seconds=time.perf_counter() - self.started,
             )
             _thread.wanted = True
+
+    def _lines(self, region: Region) -> str:
+        """The ops of a region by their lines, for its range."""
+        lines: dict[str, list[str]] = {}
+        for i in region.nodes:
+            node = self.execution.nodes[i]
+            lines.setdefault(str(describe(node.place)), []).append(node.op._opname)
+        text = "; ".join(f"{line}: {', '.join(ops)}" for line, ops in lines.items())
+        return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
     def _wait(self, vids: tuple[int, ...]) -> None:
         for vid in vids:

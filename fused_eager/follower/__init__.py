@@ -33,6 +33,7 @@ class _State:
     attending = False  # somebody waits for it to be built, or for the time to begin
     since = 0.0  # when the first context asked
     builder: threading.Thread | None = None
+    closed = False  # for good
 
 
 _STATE = _State()
@@ -146,8 +147,14 @@ def _tell(what: str, seconds: float) -> None:
 
 def close() -> None:
     """All ops go to Python from now on: in a forked child, where XLA has no threads."""
+    _STATE.closed = True
+    pause(True)
+
+
+def pause(whether: bool) -> None:
+    """All ops go to Python, or no longer: while a profiler is told of them, and looks at their operands."""
     if _STATE.module is not None:
-        _STATE.module.open(False)
+        _STATE.module.open(not (whether or _STATE.closed))
 
 
 __all__ = [
@@ -158,6 +165,7 @@ __all__ = [
     "is_open",
     "overlook",
     "overlooked",
+    "pause",
     "reader",
     "status",
     "ways",

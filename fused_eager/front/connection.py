@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 from torch._ops import OpOverload
 
+from .. import profiled
 from ..choosing import pace
 from ..choosing.hotness import Spell
 from ..config import Config
@@ -87,7 +88,7 @@ def load(path: Path) -> ModuleType:
         unwritten_least=unwritten.LEAST,
         unwritten_most=unwritten.MOST,
     )
-    module.open(True)
+    module.open(not profiled.on)
     atexit.register(module.open, False)  # a thread that goes on would look for an interpreter
     return module
 

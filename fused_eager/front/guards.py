@@ -30,7 +30,7 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, collecting, readers
+from . import aside, collecting, profiling, readers
 from .intercept import passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
@@ -228,6 +228,10 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
+        for owner, name, make in profiling.rows():
+            _patch(owner, name, make)
+        profiling.look()
+        _undo.callback(profiling.forget)
         _undo.callback(readers.meet_composites())
         _undo.callback(collecting.watch())
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)

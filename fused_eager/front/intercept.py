@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import follower, quiet
+from .. import follower, profiled, quiet
 from ..compiling import background
 from ..config import Config
 from ..log import site
@@ -69,6 +69,8 @@ class FrontDoor(StepsAside):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if profiled.on and getattr(func, "namespace", "") != "profiler":  # whose ranges are the program's own
+            return self._profiled(func, types, args, kwargs)
         # As in `unobserved`, but without an object: making one is what lets the collector run.
         if not gc.isenabled():
             return self._dispatch(func, types, args, kwargs)
@@ -77,6 +79,17 @@ class FrontDoor(StepsAside):
             return self._dispatch(func, types, args, kwargs)
         finally:
             gc.enable()
+
+    def _profiled(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """An op that torch has told its profiler of: what follows from it is ours."""
+        collected = gc.isenabled()
+        gc.disable()
+        try:
+            with profiled.hidden():
+                return self._dispatch(func, types, args, kwargs)
+        finally:
+            if collected:
+                gc.enable()
 
     def _begin(self, func: Any, args: Any) -> None:
         """The first op since the last boundary."""
@@ -108,17 +121,18 @@ class FrontDoor(StepsAside):
             self._begin(func, args)
         natively = stream.spell.is_on() or (pace.native and stream.config.measures)
         if natively and id(func) in _HARMLESS and nothing_is_pending():
-            return func(*args, **(kwargs or {}))
+            return quiet.through(func, args, kwargs or {})
         config = stream.config
         mode = config.mode
         if kwargs is None:
             kwargs = {}
         if mode == "off" or _in_child:
-            return func(*args, **kwargs)
+            return quiet.through(func, args, kwargs)
         if not isinstance(func, OpOverload):
             # A higher-order op calls its branches itself, on finished tensors.
             run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
-            return func(*args, **kwargs)
+            with profiled.shown():
+                return func(*args, **kwargs)
         step = stream.expected()
         # The op that came next last time is known without a look-up, which costs as much as a small op.
         info = step.info if step is not None and step.info.op is func else info_of(func)
@@ -126,7 +140,7 @@ class FrontDoor(StepsAside):
         if natively and kind in _LEFT_ALONE and not info.writes_list:
             _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
-            return func(*args, **kwargs)
+            return profiled.through(func, args, kwargs) if profiled.on else func(*args, **kwargs)
         with LOCK:
             if self.stream.config is not config:  # the thread that opened this context has just closed it
                 return self._dispatch(func, types, args, kwargs)
@@ -202,13 +216,13 @@ class FrontDoor(StepsAside):
                     return self._compute(stream, stream.config.mode, info, args, kwargs)
             return native.draw(stream, info, args, kwargs)
         if kind is Kind.PARTS:
-            out = info.op(*args, **kwargs)
+            out = quiet.through(info.op, args, kwargs)
             native.expose_parts([args, kwargs, out])
             return out
         if kind is Kind.CUSTOM:
             return native.run_now(stream, info, args, kwargs, "a custom op may do more than compute")
         if kind is Kind.COMPOSITE:
-            with self:
+            with self, profiled.shown():
                 out = info.op.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -216,7 +230,7 @@ class FrontDoor(StepsAside):
         if kind is Kind.METADATA:
             if "resize" in info.op._schema.name or info.op._schema.name == "aten::set_":
                 return native.change_storage(stream, info, args, kwargs)
-            return info.op(*args, **kwargs)
+            return quiet.through(info.op, args, kwargs)
         LOG.count(f"sync {info.op}")
         place, waits = site.here(), native.is_away([args, kwargs])
         if not waits and not info.written:
@@ -300,7 +314,8 @@ def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> An
         run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
         why = f"{type(quiet.stack()[-1]).__name__} {OUTSIDE}"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
-    return func(*args, **kwargs)
+    with profiled.shown():
+        return func(*args, **kwargs)
 
 
 def enter_child() -> None:

@@ -96,6 +96,13 @@ CODES: dict[str, Code] = {
             "optimizer.step()  # nothing to change: a loop is cut at the same place in every round",
         ),
         Code(
+            "cut.profiler",
+            "a profiler started, or stopped",
+            "none needed: what a part of the program computes is measured with it",
+            "with torch.profiler.profile() as profile:\n    step(x)",
+            "with torch.profiler.profile() as profile:\n    step(x)  # nothing to change: what it computes is measured",
+        ),
+        Code(
             "cut.exit",
             "the context ended",
             "keep the context around the whole loop",

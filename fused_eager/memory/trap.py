@@ -8,6 +8,12 @@ it). No Python binding sets the mark on CPU builds, so we set it where it lives:
 found by watching `torch._C._set_throw_on_mutable_data_ptr` set the first two, and `self_test` proves the effect.
 View ops never touch the data pointer, so they work on a trapped storage.
 
+What observes each op with its operands (`torch.profiler.profile(record_shapes=True)`, an execution trace) asks for the
+data pointer too, to tell storages apart, and cannot do with an error: it loses its place among the operands. As long as
+such is there storages are `labelled` instead. The pointer may be asked for, but not for writing, and leads nowhere: a bit
+is set in it that no address of a process has, on x86-64 or ARM. Whoever goes there ends the process, and reads no
+garbage.
+
 Torch 2.13 can exchange what two storages hold; for older ones that is done here, where it lives as well.
 """
 
@@ -21,6 +27,7 @@ import numpy as np
 import torch
 
 ARMED = b"\x01\x01\x01"
+LABELLED = b"\x01\x01\x00"
 CLEAR = b"\x00\x00\x00"
 _STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator pointer
 
@@ -63,28 +70,55 @@ _POINTER = _find_pointer()
 _memory = memoryview((ctypes.c_ubyte * sys.maxsize).from_address(0)).cast("B")
 
 
+# The seventh byte of a pointer, and its highest bit: bit 55. (ARM passes over the bits above it.)
+_LABEL_AT = None if _POINTER is None or sys.byteorder != "little" else _POINTER + 6
+_LABEL = 0x80
+_labels = False  # whether storages are labelled when they are trapped
+_labelled = False  # whether any has ever been
+
+
+def label(whether: bool) -> None:
+    """From now on storages that are trapped are labelled, or are not; those that are trapped now stay as they are."""
+    global _labels, _labelled
+    _labels = whether and _LABEL_AT is not None
+    _labelled = _labelled or _labels
+
+
 def arm(storage: torch.UntypedStorage) -> None:
     """Make every access to the data of `storage` raise RuntimeError."""
     at = storage._cdata + FLAGS_AT
-    _memory[at : at + 3] = ARMED
+    if _labels and _LABEL_AT is not None:
+        _memory[storage._cdata + _LABEL_AT] |= _LABEL
+        _memory[at : at + 3] = LABELLED
+    else:
+        _memory[at : at + 3] = ARMED
 
 
 def disarm(storage: torch.UntypedStorage) -> None:
     """Allow access again."""
     at = storage._cdata + FLAGS_AT
+    if _labelled and _LABEL_AT is not None and _memory[at : at + 3] == LABELLED:
+        _memory[storage._cdata + _LABEL_AT] &= ~_LABEL & 0xFF
     _memory[at : at + 3] = CLEAR
 
 
 def is_armed(storage: torch.UntypedStorage) -> bool:
-    """Whether access raises now."""
-    return ctypes.string_at(storage._cdata + FLAGS_AT, 3) == ARMED
+    """Whether access raises now, or goes where no memory is."""
+    return ctypes.string_at(storage._cdata + FLAGS_AT, 3) in (ARMED, LABELLED)
 
 
 def address_of(storage: torch.UntypedStorage) -> int:
     """Where a storage's memory begins, trapped or not; 0 where that cannot be said."""
     if _POINTER is None:
         return 0
-    return int.from_bytes(ctypes.string_at(storage._cdata + _POINTER, 8), sys.byteorder)
+    address = bytearray(ctypes.string_at(storage._cdata + _POINTER, 8))
+    if _labelled and _LABEL_AT is not None and bytes(_memory[_at(storage)]) == LABELLED:
+        address[_LABEL_AT - _POINTER] &= ~_LABEL & 0xFF
+    return int.from_bytes(address, sys.byteorder)
+
+
+def _at(storage: torch.UntypedStorage) -> slice:
+    return slice(storage._cdata + FLAGS_AT, storage._cdata + FLAGS_AT + 3)
 
 
 def _swap(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:

@@ -15,7 +15,7 @@ from ..log.reasons import Reason
 from ..memory import buffers
 from ..memory.buffers import TABLE, has_memory, storage_of
 from ..memory.trap import offset_of, swap_memory
-from ..quiet import call, unobserved
+from ..quiet import call, through, unobserved
 from ..running import run
 from ..running.arguments import import_native
 from ..running.island import judge, view
@@ -145,10 +145,10 @@ def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
     """The number in a one-element tensor. Its memory stays where it is, so a loop that reads a loss is not held up."""
     b = TABLE.get(storage_of(t)._cdata) if t.layout is torch.strided and torch._C._has_storage(t) else None
     if b is None:
-        return info.op(t)
+        return through(info.op, (t,), {})
     home = run.peek(b, reason)
     g = Geometry(tuple(t.shape), t.stride(), offset_of(t), t.dtype, t.is_conj(), t.is_neg())
-    return info.op(view(home, g))
+    return through(info.op, (view(home, g),), {})
 
 
 def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
@@ -185,13 +185,13 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         if b is not None and not b.born_native and t.is_contiguous() and t.nbytes == storage.nbytes():
             # Everything is overwritten: drawn beside it, so that a draw that raises leaves the old value.
             drawn = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
-            info.op(drawn, *args[1:], **kwargs)
+            through(info.op, (drawn, *args[1:]), kwargs)
             stream.pending.pop(b.cdata, None)
             swap_memory(storage, storage_of(drawn))
             buffers.release(b)
             return t
     elif info.op._schema.name.endswith("_like") and not info.written:
-        return info.op(*args, **kwargs)
+        return through(info.op, args, kwargs)
     return run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op} draws random numbers"))
 
 
@@ -203,7 +203,7 @@ def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, An
         protect(storage)
         if "resize" in info.op._schema.name:
             make_resizable(storage)
-    return info.op(*args, **kwargs)
+    return through(info.op, args, kwargs)
 
 
 def make_resizable(storage: torch.UntypedStorage) -> None:

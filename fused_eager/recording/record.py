@@ -19,6 +19,7 @@ from ..log import site
 from ..memory import buffers
 from ..memory.buffers import TABLE, storage_of
 from ..memory.trap import offset_of
+from ..quiet import through
 from ..running.island import judge
 from ..tracing.calls import CALLS, Call, Foreign, View, new_call, take
 from ..tracing.infer import Unknown
@@ -144,7 +145,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return native.run_now(stream, info, args, kwargs, call.reason)
     assert isinstance(call, Call)
     if call.alias:
-        return info.op(*args, **kwargs)
+        return through(info.op, args, kwargs)
     written = call.written
     if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
