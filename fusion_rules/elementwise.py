@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .lowering import Context, NoLowering, computation_dtype
+from .lowering import Context, NoLowering, cast, computation_dtype
 from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
 
@@ -42,7 +42,7 @@ def as_array(x: Any, dtype: Any) -> Any:
         if isinstance(x, int) and np.dtype(dtype).kind in "iu":
             return np.asarray(x & (2**64 - 1), np.uint64).astype(dtype)
         return np.asarray(x).astype(dtype)
-    return x if x.dtype == dtype else x.astype(dtype)
+    return cast(x, dtype)
 
 
 OPAQUE = Primitive("elementwise")
@@ -149,12 +149,9 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
         x = x.real
     if kind(x) == "f" and want.kind in "iu":
         return _truncate(x, want)
-    if kind(x) == "b" and want.kind != "b":
-        # A select, because XLA turns a product with a converted bool into one that forgets NaN * 0.
-        return lax.select(x, jnp.ones(x.shape, want), jnp.zeros(x.shape, want))
     if dtype == torch.float8_e4m3fn and kind(x) == "f" and _stops_at_the_largest():
         x = where(x > 448, 448, where(x < -448, -448, x))
-    return x.astype(want)
+    return cast(x, want)
 
 
 @functools.cache
@@ -163,6 +160,17 @@ def _stops_at_the_largest() -> bool:
     NaN of it, as XLA does."""
     with _disable_current_modes():
         return not torch.tensor(1e6).to(torch.float8_e4m3fn).isnan().item()
+
+
+@functools.cache
+def torch_makes_nan(function: Callable[..., torch.Tensor], numbers: tuple[float, ...], dtype: torch.dtype) -> bool:
+    """Whether torch's vector code makes NaN of numbers of which its code for single ones makes none.
+
+    Which it is differs by dtype, processor and version, and with both in the same tensor: the last few numbers of a
+    row are computed one by one. Where either answers NaN, so do we: a model that has diverged has to show it.
+    """
+    with _disable_current_modes():
+        return bool(function(*(torch.full((64,), number, dtype=dtype) for number in numbers))[0].isnan())
 
 
 def _truncate(x: Any, want: np.dtype) -> Any:
@@ -175,7 +183,7 @@ def _truncate(x: Any, want: np.dtype) -> Any:
     whole = where((x >= -limit) & (x < limit), x.astype(register), np.asarray(-top, register))
     if want == np.uint64:
         high = (x - limit).astype(np.int64) ^ np.asarray(-top, np.int64)
-        whole = where((x >= limit) & (x < 2 * limit), high, whole)
+        whole = where(x >= limit, where(x < 2 * limit, high, 0), whole)
     return whole.astype(want)
 
 

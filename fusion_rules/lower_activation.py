@@ -11,9 +11,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
-from .elementwise import as_array, by_tensors, divide, enter_unary, isnan, kind, narrow, spread, where
+from .elementwise import as_array, by_tensors, divide, enter_unary, isnan, kind, narrow, spread, torch_makes_nan, where
 from .lower_compare import at_least, at_most
 from .lowering import Context
 from .rule import OpClass, Promote, rule
@@ -51,7 +52,7 @@ def log_sigmoid(x: Any) -> Any:
 enter_unary(
     {
         "hardsigmoid": _hardsigmoid,
-        "hardswish": lambda x: x * _hardsigmoid(x),
+        "hardswish": lambda x: divide(x * at_most(at_least(x + 3, 0), 6), 6),
         "mish": lambda x: x * lax.tanh(_softplus_of(x)),
         "relu": relu,
         "silu": lambda x: x / (1 + lax.exp(-x)),
@@ -81,7 +82,10 @@ def gelu(cx: Context, self: Any, *, approximate: str = "none") -> Any:
     half = as_array(0.5, self.dtype)
     if approximate == "tanh":
         return half * self * (1 + lax.tanh(_gelu_inner(self)))
-    return self * half * (1 + lax.erf(self * as_array(math.sqrt(0.5), self.dtype)))
+    smooth = self * half * (1 + lax.erf(self * as_array(math.sqrt(0.5), self.dtype)))
+    if torch_makes_nan(torch.nn.functional.gelu, (math.inf,), cx.out[0].dtype):
+        return where(self == np.inf, np.nan, smooth)
+    return smooth
 
 
 def _gelu_inner(x: Any) -> Any:
@@ -155,8 +159,8 @@ def logit(cx: Context, self: Any, eps: float | None = None) -> Any:
 def logit_backward(cx: Context, grad_output: Any, self: Any, eps: float | None = None) -> Any:
     unbounded = eps is None or eps < 0  # the line that ATen draws
     low = as_array(0 if unbounded else eps, self.dtype)
-    inside = (self >= low) & (self <= 1 - low)
-    return where(inside, grad_output / (self * (1 - self)), np.nan if unbounded else 0)
+    outside = (self < low) | (self > 1 - low)  # NaN is neither in nor out
+    return where(outside, np.nan if unbounded else 0, grad_output / (self * (1 - self)))
 
 
 # The exponential on one side, a line on the other.
@@ -171,9 +175,10 @@ def elu(cx: Context, self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any
 def elu_backward(
     cx: Context, grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Any
 ) -> Any:
-    x, drop = self_or_result, alpha * scale
-    bent = x + drop if is_result else lax.exp(x * input_scale) * drop
-    return where(x > 0, grad_output * scale, grad_output * input_scale * bent)
+    # In this order: the gradient is infinite, and its product with a zero slope NaN, where eager's is.
+    x, drop, bent = self_or_result, alpha * scale, grad_output * input_scale
+    bent = bent * (x + drop) if is_result else bent * drop * lax.exp(x * input_scale)
+    return where(x > 0, grad_output * scale, bent)
 
 
 @_pointwise("celu")

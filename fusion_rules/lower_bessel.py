@@ -43,7 +43,7 @@ def j0(x: Any) -> Any:
 
 
 def j1(x: Any) -> Any:
-    size = lax.abs(x)
+    size = where(x < 0, -x, x)  # -0.0 as it is
     square = where(size <= 5, size * size, 0)
     roots = (square - as_array(14.6819706421238932572, x.dtype)) * (square - as_array(49.2184563216946036703, x.dtype))
     near = _ratio(square, tables.J1_RP, tables.J1_RQ) * size * roots

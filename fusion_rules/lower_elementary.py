@@ -41,8 +41,9 @@ def sgn(x: Any) -> Any:
     """-1, 0 or 1, with 0 for NaN and -0.0; for complex x the number of modulus 1 in its direction, or 0."""
     if kind(x) == "c":
         size = absolute(x)
-        size = where(size == 0, 1, size)
-        return lax.complex(divide(x.real, size), divide(x.imag, size))
+        zero = size == 0
+        size = where(zero, 1, size)
+        return lax.complex(*(where(zero, 0, divide(part, size)) for part in (x.real, x.imag)))
     if kind(x) == "b":
         return x
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)

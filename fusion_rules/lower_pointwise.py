@@ -26,6 +26,7 @@ from .elementwise import (
     narrow_number,
     need,
     together,
+    torch_makes_nan,
     where,
 )
 from .lower_elementary import absolute, exp2, reciprocal, rsqrt, trunc
@@ -133,6 +134,14 @@ def _remainder_operands(cx: Context, x: Any, y: Any) -> tuple[Any, Any]:
     return together(x, narrow_number(cx, y) if kind(x) == "f" else _divisor(cx, y))
 
 
+def _rest(cx: Context, x: Any, y: Any) -> Any:
+    """C's `fmod`, which torch's vector code does not know where the quotient is infinite."""
+    rest, dtype = lax.rem(x, y), cx.out[0].dtype
+    if kind(x) != "f" or not torch_makes_nan(torch.fmod, (torch.finfo(dtype).max, 0.5), dtype):
+        return rest
+    return where(lax.abs(x / y) == np.inf, np.nan, rest)
+
+
 @rule(
     ["remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"],
     OpClass.POINTWISE,
@@ -141,13 +150,13 @@ def _remainder_operands(cx: Context, x: Any, y: Any) -> tuple[Any, Any]:
 )
 def remainder(cx: Context, self: Any, other: Any) -> Any:
     x, y = _remainder_operands(cx, self, other)
-    rest = lax.rem(x, y)
+    rest = _rest(cx, x, y)
     return rest if kind(x) == "u" else where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @rule(["fmod.Tensor", "fmod.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT, may_raise=True)
 def fmod(cx: Context, self: Any, other: Any) -> Any:
-    return lax.rem(*_remainder_operands(cx, self, other))
+    return _rest(cx, *_remainder_operands(cx, self, other))
 
 
 def _fmax(x: Any, y: Any) -> Any:

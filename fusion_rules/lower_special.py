@@ -83,7 +83,12 @@ def _i0(x: Any) -> Any:
 
 
 def _i1(x: Any) -> Any:
-    return lax.exp(lax.abs(x)) * lax.bessel_i1e(x)
+    return lax.exp(lax.abs(x)) * _i1e(x)
+
+
+def _i1e(x: Any) -> Any:
+    # ATen turns the value of |x| where x < 0, which -0.0 is not.
+    return where(x == 0, 0, lax.bessel_i1e(x))
 
 
 enter_unary(
@@ -98,7 +103,7 @@ enter_unary(
         "special_erfcx": erfcx,
         "special_i0e": lax.bessel_i0e,
         "special_i1": _i1,
-        "special_i1e": lax.bessel_i1e,
+        "special_i1e": _i1e,
         "special_log_ndtr": _log_ndtr,
         "special_modified_bessel_i0": _i0,
         "special_modified_bessel_i1": _i1,
@@ -133,6 +138,7 @@ def zeta(x: Any, q: Any) -> Any:
         before, end, after = (_zeta_near(x, where(far, r, near)) for r, near in ((part, q), (1 - q, 1), (1 - part, 1)))
         odd = x - 2 * lax.floor(x * as_array(0.5, x.dtype)) == 1
         sums = where(odd, end - before, before - end) + after
+        sums = where((x == 1) | (before == np.inf) & ~odd, np.inf, sums)
         return where(far, where(x == lax.floor(x), sums, np.nan), before)
 
     return lax.cond((q < FAR).any(), mirrored, _zeta_near, x, q)

@@ -132,6 +132,20 @@ def computation_dtype(args: Any, kwargs: dict[str, Any], kind: Promote) -> torch
     return elementwise_dtypes(*seen, type_promotion_kind=kind)[0]
 
 
+def cast(x: Any, dtype: Any) -> Any:
+    """An array in another NumPy dtype.
+
+    Bools become numbers by a select, because XLA turns a product with a converted bool into one that forgets NaN * 0
+    and -1 * 0.
+    """
+    dtype = np.dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if x.dtype == np.bool_ and isinstance(x, jax.Array):
+        return jax.lax.select(x, jnp.ones(x.shape, dtype), jnp.zeros(x.shape, dtype))
+    return x.astype(dtype)
+
+
 def _converter(dtype: torch.dtype | None) -> Callable[[Any], Any]:
     """Numbers and arrays to `dtype`; with None only unwrap `Hoisted`."""
 
@@ -140,7 +154,7 @@ def _converter(dtype: torch.dtype | None) -> Callable[[Any], Any]:
             leaf = leaf.value
         elif not isinstance(leaf, (jax.Array, np.ndarray)):
             return leaf
-        return leaf if dtype is None else leaf.astype(JAX_DTYPE[dtype])
+        return leaf if dtype is None else cast(leaf, JAX_DTYPE[dtype])
 
     return convert
 
@@ -189,7 +203,7 @@ def to_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
         return x
     if have.kind == "c" and want.kind not in "cb":
         x = x.real
-    return x.astype(want)
+    return cast(x, want)
 
 
 def lower(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules.elementwise import as_array, convert, narrow, need, together, where
-from fused_eager.fusion_rules.lowering import Context, NoLowering
+from fused_eager.fusion_rules.lowering import Context, NoLowering, apply_rule
+from fused_eager.fusion_rules.rule import OpClass, Promote, Rule
 from fused_eager.fusion_rules.spec import spec_of
 
 from fused_eager.xla import enable_x64
@@ -38,6 +39,16 @@ def test_a_bool_in_a_product_keeps_nan() -> None:
     mask, x = np.array([False, False, True]), np.array([np.nan, np.inf, 2], np.float32)
     got = np.asarray(jax.jit(lambda m, v: v * convert(m, torch.float32))(mask, x))
     assert np.isnan(got[:2]).all() and got[2] == 2
+
+
+@pytest.mark.parametrize("promote", [Promote.DEFAULT, None])
+def test_a_bool_that_a_row_promotes_keeps_nan(promote: Promote | None) -> None:
+    row = Rule("aten.mul.Tensor", OpClass.POINTWISE, lambda cx, x, y: x * as_array(y, x.dtype), promote)
+    cx = Context((spec_of(torch.ones(4)),))
+    mask, x = np.array([False, False, False, True]), np.array([np.nan, np.inf, -1, 2], np.float32)
+    got = np.asarray(jax.jit(lambda x, m: apply_rule(row, cx, [x, m], {}))(x, mask))
+    assert np.isnan(got[:2]).all() and got[3] == 2
+    assert got[2] == 0 and np.signbit(got[2])  # -1 * 0
 
 
 def test_numbers_wrap_as_a_c_cast_does() -> None:

@@ -86,6 +86,30 @@ def test_elu_backward(from_result: bool) -> None:
     assert_agrees(A.elu_backward.default, torch.ones_like(x), 1.2, 1.1, 0.9, from_result, x, atol=1e-36)
 
 
+@pytest.mark.parametrize("from_result", [False, True])
+def test_a_gradient_that_becomes_infinite_on_the_way(from_result: bool) -> None:
+    # As in eager an infinity times the slope, which is 0 far out, is NaN, whatever the other order would give.
+    x = torch.tensor([-math.inf, -1000.0, -1.0, 0.0, 2.0, math.nan] * 16)
+    assert_agrees(A.elu_backward.default, torch.full_like(x, 3e38), 1.5, 1.0, 1.0, from_result, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_gelu_of_infinity_is_eagers(dtype: torch.dtype) -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan, 2.0] * 16, dtype=dtype)
+    assert_agrees(A.gelu.default, x, rtol=1e-2)
+
+
+def test_hardswish_of_the_largest_numbers_is_infinite() -> None:
+    assert_agrees(A.hardswish.default, torch.tensor([3e38, 1e38, -3e38, 5e37] * 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropped_numbers_leave_nan_and_signs(dtype: torch.dtype) -> None:
+    grad = torch.tensor([math.nan, math.inf, -math.inf, -1.0, 1.0, -0.0] * 16, dtype=dtype)
+    for mask in (torch.zeros(96, dtype=torch.bool), torch.arange(96) % 5 > 0):
+        assert_agrees(A.native_dropout_backward.default, grad, mask, 2.0)
+
+
 @pytest.mark.parametrize("eps", [None, 0.1, 0.5, 0.7, 1.5, -0.2, math.nan])
 def test_logit_within_bounds_that_may_have_changed_places(eps: float | None) -> None:
     x = torch.tensor([-0.5, 0.0, 0.05, 0.1, 0.3, 0.6, 0.9, 0.95, 1.0, 1.5, math.nan, math.inf, -math.inf] * 8)
@@ -121,6 +145,12 @@ def test_shrinking_measures_with_a_rounded_number(dtype: torch.dtype) -> None:
 def test_logit_backward(eps: float | None) -> None:
     # With eps, eager's vectorised loop makes 0 of NaN and its scalar loop NaN.
     x = torch.tensor([-0.5, 0.0, 0.05, 0.1, 0.5, 0.9, 0.95, 1.0, 1.5, math.nan if eps is None else 0.2] * 8)
+    assert_agrees(A.logit_backward.default, torch.full_like(x, 2.0), x, eps)
+
+
+@pytest.mark.parametrize("eps", [None, 0.1])
+def test_logit_backward_shows_nan(eps: float | None) -> None:
+    x = torch.tensor([math.nan, 0.3, math.nan])  # too few for the vectorised loop
     assert_agrees(A.logit_backward.default, torch.full_like(x, 2.0), x, eps)
 
 

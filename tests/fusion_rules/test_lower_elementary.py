@@ -73,3 +73,8 @@ def test_frexp_takes_denormals_apart(dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     tiny = torch.tensor([info.tiny / 4, -info.tiny / 8, info.tiny, info.max], dtype=dtype)
     assert_agrees(A.frexp.Tensor, torch.cat([tiny, *grid(dtype)]), rtol=0)
+
+
+def test_the_direction_of_a_complex_zero_has_no_sign() -> None:
+    x = torch.complex(torch.tensor([0.0, -0.0, -0.0, 3.0] * 16), torch.tensor([-0.0, 0.0, -0.0, -4.0] * 16))
+    assert_agrees(A.sgn.default, x)

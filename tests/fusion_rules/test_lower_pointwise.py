@@ -48,6 +48,15 @@ def test_corners(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", [A.fmod.Tensor, A.remainder.Tensor], ids=str)
+def test_remainders_of_quotients_that_are_infinite(op: OpOverload, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([largest, -largest, largest / 4, 7.0, math.inf, math.nan] * 16, dtype=dtype)
+    for y in (0.5, -0.5, 0.3):
+        assert_agrees(op, x, torch.full_like(x, y))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", [
     A.add.Tensor, A.mul.Tensor, A.div.Tensor, A.fmod.Tensor, A.remainder.Tensor, A.copysign.Tensor,
     A.floor_divide.default, A.pow.Tensor_Tensor,

@@ -84,3 +84,14 @@ def test_zero_times_a_logarithm(op: torch._ops.OpOverload) -> None:
 def test_incomplete_gamma_stays_with_aten() -> None:
     # XLA's series is off by 8% at (1e5, 1e5) and does not end at (1e30, 1e30).
     assert rule_for(A.igamma.default) is None and rule_for(A.igammac.default) is None
+
+
+@pytest.mark.parametrize("name", ["i0", "special_i1", "special_i1e", "special_bessel_j1", "special_erfcx"])
+def test_zeros_keep_the_signs_that_eager_gives_them(name: str) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan] * 16)
+    assert_agrees(getattr(A, name).default, x, rtol=1e-5)
+
+
+def test_zeta_far_left_of_zero_where_it_is_infinite() -> None:
+    x = torch.tensor([1.0, math.inf, 3e38, 2.0, 1.0] * 16)
+    assert_agrees(A.special_zeta.default, x, torch.full_like(x, -88.8), rtol=1e-4)

@@ -33,12 +33,26 @@ class Accepted:
         )
 
 
-ACCEPTED: tuple[Accepted, ...] = ()
+ACCEPTED: tuple[Accepted, ...] = (
+    Accepted(
+        ("*",),
+        ("overflows",),
+        ("cycle",),
+        "gradients of what is broadcast are sums, and some of its numbers are so large that two of them are infinite: "
+        "the order of additions decides whether such a sum meets an infinity of the other sign",
+    ),
+    Accepted(
+        ("fmax", "fmin"),
+        ("sign of zero",),
+        ("cycle", "cycles", "pairs", "ties"),
+        "C leaves open which of 0.0 and -0.0 is the larger, and eager's answer differs by dtype",
+        ("bfloat16", "float16"),
+    ),
+)
 
 # Ops that are known to differ and are not done yet.
 UNFIXED: frozenset[str] = frozenset(
     {
-        "__rdiv__",
         "cdist",
         "cholesky_inverse",
         "fft.irfft",
@@ -47,12 +61,7 @@ UNFIXED: frozenset[str] = frozenset(
         "geqrf",
         "index_reduce",
         "nansum",
-        "nn.functional.gelu",
-        "nn.functional.hardshrink",
-        "nn.functional.hardswish",
-        "nn.functional.hardtanh",
         "nn.functional.interpolate",
-        "nn.functional.softshrink",
         "prod",
     }
 )
