@@ -1,0 +1,77 @@
+"""Special values in programs: NaN is not hidden by what is fused, subnormals are flushed, and only in regions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fused_eager import fused_eager
+
+NAN, INF = math.nan, math.inf
+x = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -2.0, 3e38] * 16)
+
+
+def masked_by_a_product() -> torch.Tensor:
+    return x * (x > 5) * (x < 7).float() + (x == 0) * x
+
+
+def gradient_through_a_mask() -> torch.Tensor:
+    y = torch.zeros_like(x).requires_grad_()
+    (y.nan_to_num() * x).sum().backward()
+    z = x.clone().requires_grad_()
+    (z.nan_to_num() * x.flip(0)).sum().backward()
+    assert y.grad is not None and z.grad is not None
+    return torch.cat([y.grad, z.grad])
+
+
+def zero_by_a_number() -> torch.Tensor:
+    return x * 0.0 + (x - x)
+
+
+def dropped() -> torch.Tensor:
+    y = x.clone().requires_grad_()
+    torch.manual_seed(3)
+    torch.nn.functional.dropout(y, 0.5).backward(x.flip(0))
+    assert y.grad is not None
+    return y.grad
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+@pytest.mark.parametrize("program", [masked_by_a_product, gradient_through_a_mask, zero_by_a_number, dropped])
+def test_nan_is_not_hidden(program: Callable[[], torch.Tensor], mode: str) -> None:
+    want = program()
+    with fused_eager(mode=mode, compile="wait", native="never", progress=False):
+        got = program()
+    assert torch.equal(want.isnan(), got.isnan())
+    assert torch.equal(want.nan_to_num(), got.nan_to_num())
+
+
+def _flushes(product: float) -> bool:
+    return product == 0.0
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_subnormals_are_flushed_in_regions_alone(mode: str) -> None:
+    tiny = torch.full((64,), 1e-39)
+    small = np.full(64, 1e-39, np.float32)
+    with fused_eager(mode=mode, compile="wait", native="never", progress=False):
+        inside = (tiny * 0.5).tolist()[0]
+        assert not _flushes(float((small * np.float32(0.5))[0]))  # the thread's own flags are left alone
+    assert _flushes(inside)
+    assert not _flushes(float((small * np.float32(0.5))[0])) and not _flushes(float((tiny * 0.5)[0]))
+
+
+def test_flushing_that_was_asked_for_lasts() -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        tiny = torch.full((64,), 1.5e-38)
+        with fused_eager(compile="wait", native="never", progress=False):
+            assert _flushes((tiny * 0.5).tolist()[0])
+        assert _flushes(float((tiny * 0.5)[0]))
+    finally:
+        torch.set_flush_denormal(False)
