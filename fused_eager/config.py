@@ -48,6 +48,11 @@ class Config:
         "auto: ATen runs what is not compiled yet, and only what comes again is compiled; wait: the program waits for "
         "the compiler; blocking: and nothing is chosen by measured time, so that runs are reproducible bit for bit",
     )
+    deterministic: bool | None = _row(
+        None,
+        "the same program computes the same bits in every run: compile is blocking; auto: where "
+        "torch.use_deterministic_algorithms is on as the context is entered",
+    )
     compiler: Literal["process", "thread"] = _row(
         "process",
         "where XLA compiles for the processor: in a process of its own, which takes the memory and ends at once; or in "
@@ -112,12 +117,22 @@ class Config:
     @property
     def measures(self) -> bool:
         """Whether stretches of the program may run natively because that was measured to be faster."""
-        return self.mode == "fused" and self.native == "measured" and self.compile != "blocking" and not self.inspects
+        return self.mode == "fused" and not (self.compiles_all or self.is_reproducible)
 
     @property
     def waits(self) -> bool:
         """Whether the program waits for the compiler."""
-        return self.mode != "fused" or self.compile != "auto" or self.inspects
+        return self.mode != "fused" or self.compile != "auto" or self.is_reproducible or self.inspects
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether nothing may be chosen by measured time, nor by what came before."""
+        return bool(self.deterministic) or self.compile == "blocking"
+
+    @property
+    def compiles_all(self) -> bool:
+        """Whether whatever can be compiled is to be, though it does not pay."""
+        return self.native == "never" or self.inspects
 
     @property
     def inspects(self) -> bool:

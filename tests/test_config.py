@@ -16,6 +16,7 @@ from fused_eager.config import OPTIONS, Config, OptionError, describe, find, par
 OTHER: dict[str, tuple[str, Any]] = {
     "mode": ("strict", "strict"),
     "compile": ("blocking", "blocking"),
+    "deterministic": ("true", True),
     "compiler": ("thread", "thread"),
     "max_pending": ("17", 17),
     "max_region": ("1", 1),

@@ -63,6 +63,15 @@ class Skeletons:
         self.spent.pop(shapes, None)
         return True
 
+    def is_among_the_first(self, skeleton: Hashable, signature: Hashable) -> bool:
+        """The same where no time may decide, and a stream is run as it was before: the first variants alone."""
+        seen = self.variants.get(skeleton)
+        if seen is None:
+            seen = self.variants[skeleton] = set()
+        if len(seen) < VARIANTS:
+            seen.add(signature)
+        return signature in seen
+
     def compiled(self, skeleton: Hashable, seconds: float) -> None:
         """A variant took so long to compile, or to load."""
         self.cost[skeleton] = max(seconds, self.cost.get(skeleton, 0.0))

@@ -124,6 +124,8 @@ class fused_eager:
     def __enter__(self) -> fused_eager:
         thread = THREAD
         config = thread.configs[-1].replace(**self.options) if thread.configs else resolve(self.options)
+        if config.deterministic is None and torch.are_deterministic_algorithms_enabled():
+            config = config.replace(deterministic=True)
         if self.options.get("check_nan") or not thread.configs:
             config.refuse_unused()
         if LOG.budgets:
@@ -173,7 +175,7 @@ class fused_eager:
         goes_on = any(c.mode != "off" for c in thread.configs)
         if isinstance(error, (KeyboardInterrupt, SystemExit)) and door.stream.config.mode == "fused":
             # Who wants it to end does not want to wait for a compiler: ATen runs what is pending.
-            door.stream.config = door.stream.config.replace(compile="auto")
+            door.stream.config = door.stream.config.replace(compile="auto", deterministic=False)
         try:
             if goes_on:
                 try:

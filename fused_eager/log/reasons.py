@@ -145,6 +145,14 @@ CODES: dict[str, Code] = {
             "for sentence in data:\n    step(pad(sentence, to=64 * math.ceil(len(sentence) / 64)))",
         ),
         Code(
+            "region.budget",
+            "compiling these ops would take longer than it can save, for they are small and each has another form, so "
+            "ATen runs them",
+            "compute on whole tensors instead of element by element; native=\"never\" compiles them",
+            "for i in range(1000):\n    x[i] += rate * i",
+            "x += rate * torch.arange(1000)",
+        ),
+        Code(
             "region.native",
             "this part of the program was measured to be faster natively",
             "none needed; more work per op (larger batches) gives fusion something to gain",
@@ -183,7 +191,8 @@ CODES: dict[str, Code] = {
 }
 
 
-NOT_COMPILED = ("region.new", "region.unstable")  # ATen runs all of these regions, and not because of an op in them
+# ATen runs all of these regions, and not because of an op in them.
+NOT_COMPILED = ("region.new", "region.unstable", "region.budget")
 OUTSIDE = "is active outside the context and sees each op"  # after the name of a mode: why an op runs natively
 ELSEWHERE = "is not fused: only what lies in the host's memory is"  # after the name of a device
 

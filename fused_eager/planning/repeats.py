@@ -4,8 +4,9 @@ A stream is read as a string of op numbers, and its longest tandem repeat (the s
 three times) is cut at its period; what lies before and after it is read in the same way. Where within the period to
 cut decides what is lost: the fewest bytes that one layer hands to the next are best, which is the residual stream of a
 transformer, or nothing at all between the parameters of an optimizer. Only what costs little is cut: layers that hold
-products or convolutions, which XLA does not fuse across anyhow, and work that is independent. A long chain of
-pointwise ops stays whole. (Apophenia finds repeats in the task stream of Legion for the same end: Yadav et al. 2025.)
+products or convolutions, which XLA does not fuse across anyhow, or ops that are loops of their own (a write to a part
+of a tensor, by an index), and work that is independent. A long chain of pointwise ops stays whole. (Apophenia finds
+repeats in the task stream of Legion for the same end: Yadav et al. 2025.)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LEAST = 128  # ops: what is shorter compiles fast enough as a whole
 PART = 32  # ops of a region, at least: starting one costs about as much as recording four ops
 TIMES = 3  # a layer has to come so often
 _HEAVY = (OpClass.CONTRACTION, OpClass.CONVOLUTION)
+_ALONE = (OpClass.GATHER, OpClass.SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class _Sequence:
         cost = np.array([sum(crossing[p - repeat.start] for p in at[1:-1] + shift) for shift in range(repeat.period)])
         shift = int(cost.argmin())
         first = self._nodes[repeat.start : repeat.start + repeat.period]
-        if cost[shift] and not any(is_heavy(node) for node in first):
+        if cost[shift] and not any(is_heavy(node) or _is_alone(node) for node in first):
             return []
         return [int(p) + shift for p in at[::layers] if p + shift < repeat.end]
 
@@ -121,6 +123,13 @@ def is_heavy(node: Node) -> bool:
     """Whether a node is a product or a convolution, with which XLA fuses nothing."""
     rule = rule_for(node.twin)
     return rule is not None and rule.cls in _HEAVY
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether XLA makes loops of its own for a node, however many follow each other: it writes a part of a value, or
+    looks for places. A thousand of them are a thousand loops to compile, and saved nothing by being one region."""
+    rule = rule_for(node.twin)
+    return any(r.base is not None for r in node.results) or (rule is not None and rule.cls in _ALONE)
 
 
 def longest(letters: np.ndarray, least: int = LEAST) -> Repeat | None:

@@ -28,7 +28,7 @@ from ..log.site import describe
 from ..lowering.lower import NodeFailed
 from ..memory import heap, mappings
 from ..memory.buffers import Home
-from ..planning import plan
+from ..planning import budget, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY
@@ -86,7 +86,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
             stream.pace.restart()
     stream.pace.flushed(ready.pieces)
-    stable = not (ready.unstable or stream.strayed)
+    # A spell would have ATen run what XLA has run before.
+    stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
     stream.spell.saw(stable, ready.shapes if ready.unstable else None)
     return ready
 
@@ -94,18 +95,22 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
 def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:
     """What runs a stream that has no executables yet, and of which none are being made."""
     waiting = known.get(ending)
+    nodes = work.nodes
+    shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
+    if work.config.waits and not _pays(work, shapes):
+        return _on_aten(work, shapes, "region.budget")
     if work.config.mode != "fused" or (isinstance(waiting, Waiting) and waiting.failed):
         _make_room()
         return _make_ready(work)
-    nodes = work.nodes
-    shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
     if stream.strayed:
         given_up = _on_aten(work, shapes, "region.unstable" if stream.spell.is_impatient else "region.new")
         telling.came(nodes, work.homes, work.live, given_up.number)
         return given_up
     skeleton = tuple([n.number for n in nodes])
     waits, again = work.config.waits, shapes in background.FORMS
-    if waits or again:
+    if work.config.is_reproducible:
+        unstable = not SKELETONS.is_among_the_first(skeleton, (shapes, ending))
+    elif waits or again:
         unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
     else:
         unstable = SKELETONS.came_once(skeleton)
@@ -136,8 +141,17 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
     return meanwhile
 
 
+def _pays(work: Work, shapes: Hashable) -> bool:
+    """Whether compiling a stream is worth its time, where the program waits for that."""
+    if work.config.compiles_all or LOG.budgets:
+        return True
+    return budget.pays_alone(work.nodes) if work.config.is_reproducible else budget.LINES.pays(work.nodes, shapes)
+
+
 def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
     """What runs a stream in blocks of rows, if its length keeps changing and that is known to be the same."""
+    if stream.config.is_reproducible:  # which lengths have come before would decide
+        return None
     found = lengths.find(skeleton, work, unstable)
     if found is None or stream.witnessed:
         return None
@@ -242,7 +256,7 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
     islands = dict.fromkeys(range(len(nodes)), code)
     made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
     number = telling.planned(made, nodes, homes, again=True, instead_of=before)
-    unstable = code == "region.unstable"
+    unstable = code == "region.unstable" or (code == "region.budget" and work.config.mode == "fused")
     if unstable:
         LOG.count("unstable stream")
     return Ready(made, tuple(None for _ in made.regions), False, number, shapes, unstable)
