@@ -30,7 +30,7 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, collecting, profiling, readers
+from . import aside, collecting, distribution, profiling, readers, reducers
 from .intercept import passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
@@ -168,10 +168,14 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         door = current_door()
         if door is None:
             return original(*args, **kwargs)
-        if not door.aside and door.stream.spell.left and native.nothing_is_pending():
-            out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
-        else:
-            out = original(*args, **kwargs)
+        reducers.attach()
+        try:
+            if not door.aside and door.stream.spell.left and native.nothing_is_pending():
+                out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
+            else:
+                out = original(*args, **kwargs)
+        finally:
+            reducers.shut()
         if not door.aside:
             door.backwards += 1
             # What follows is most often an optimizer's step, and a thread that rests had better go on where a round
@@ -228,10 +232,11 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
-        for owner, name, make in profiling.rows():
+        for owner, name, make in (*profiling.rows(), *distribution.rows()):
             _patch(owner, name, make)
         profiling.look()
         _undo.callback(profiling.forget)
+        _undo.callback(reducers.detach)
         _undo.callback(readers.meet_composites())
         _undo.callback(collecting.watch())
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)

@@ -141,6 +141,13 @@ class FrontDoor(StepsAside):
             _HARMLESS.add(id(func))
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return profiled.through(func, args, kwargs) if profiled.on else func(*args, **kwargs)
+        if kind is Kind.CUSTOM:
+            if info.op.namespace == "c10d":
+                from . import reducers
+
+                reducers.finish_buckets()
+            # Not under the lock: a collective may wait for another process, and that for a thread of this one.
+            return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
         with LOCK:
             if self.stream.config is not config:  # the thread that opened this context has just closed it
                 return self._dispatch(func, types, args, kwargs)
@@ -219,8 +226,6 @@ class FrontDoor(StepsAside):
             out = quiet.through(info.op, args, kwargs)
             native.expose_parts([args, kwargs, out])
             return out
-        if kind is Kind.CUSTOM:
-            return native.run_now(stream, info, args, kwargs, "a custom op may do more than compute")
         if kind is Kind.COMPOSITE:
             with self, profiled.shown():
                 out = info.op.decompose(*args, **kwargs)

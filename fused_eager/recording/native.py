@@ -13,7 +13,7 @@ from ..log import site
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..memory import buffers
-from ..memory.buffers import TABLE, has_memory, storage_of
+from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ..memory.trap import offset_of, swap_memory
 from ..quiet import call, through, unobserved
 from ..running import run
@@ -134,11 +134,16 @@ def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any],
 
 def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> Any:
     """Settle the arguments and run the op through ATen."""
+    _make_ready(info, args, kwargs, reason)
+    return call(info.op, args, kwargs)
+
+
+def _make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> None:
+    """What an op needs to run at once: its arguments finished, and what it writes read by whoever was to read it."""
     settle([args, kwargs], reason)
     for t in _write_targets(info, args, kwargs):
         if t.layout is torch.strided:
             protect(storage_of(t))
-    return call(info.op, args, kwargs)
 
 
 def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
@@ -153,14 +158,35 @@ def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
 
 def run_now(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
     """Run an op as an island at once, because it cannot be recorded; `why` says what stands in the way."""
-    tensors = any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs]))
-    if tensors:
-        place = site.here()
-        judge(stream.config, info.op, place, why)
-        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
+    _tell(stream, info, args, kwargs, why)
     out = run_at_once(stream, info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
     expose_parts([args, kwargs, out])
     return out
+
+
+def run_free(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
+    """The same for an op that may wait for others: the lock is not held while it runs."""
+    with LOCK:
+        if stream.unfinished is not None:
+            run.flush(stream, Reason("cut.full", "after an interrupt"))
+        _tell(stream, info, args, kwargs, why)
+        _make_ready(info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
+    out = call(info.op, args, kwargs)
+    with LOCK:
+        expose_parts([args, kwargs, out])
+    return out
+
+
+def _tell(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> None:
+    """Report an op that runs natively at once.
+
+    Raises:
+        IslandRefused: the options refuse what runs natively.
+    """
+    if any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs])):
+        place = site.here()
+        judge(stream.config, info.op, place, why)
+        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
 
 
 def expose_parts(tree: Any) -> None:

@@ -49,6 +49,11 @@ HIDDEN_WRITES: dict[str, tuple[tuple[str, ...], str]] = {
     "aten.native_batch_norm.default": (("running_mean", "running_var"), "training"),
 }
 
+# Ops of these namespaces write tensors that they take (a collective fills them), and no schema says so.
+SILENT_WRITERS = frozenset({"c10d"})
+# And these of another one, whose schemas say of the rest what they write.
+RECEIVERS = frozenset({"_c10d_functional::irecv", "_c10d_functional::batch_p2p_ops"})
+
 # Ops marked as random that draw nothing as long as the named argument is 0.
 RANDOM_UNLESS_ZERO: dict[str, str] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "dropout_p",
@@ -141,8 +146,13 @@ def _read(op: OpOverload) -> OpInfo:
     twin = functional_twin(op)
     hoisted = hoisted_names(twin) if twin is not None else frozenset()
     hidden = HIDDEN_WRITES.get(str(op), ((), ""))[0]
+    silent = op.namespace in SILENT_WRITERS or op._schema.name in RECEIVERS
     written = tuple(
-        i for i, a in enumerate(arguments) if (a.alias_info is not None and a.alias_info.is_write) or a.name in hidden
+        i
+        for i, a in enumerate(arguments)
+        if (a.alias_info is not None and a.alias_info.is_write)
+        or a.name in hidden
+        or (silent and "Tensor" in str(a.type))
     )
     island = ""
     if twin is None:
