@@ -263,6 +263,7 @@ def _options() -> Mapping[str, Option]:
 
 
 OPTIONS: Mapping[str, Option] = _options()
+_RAW_PREFIX = PREFIX.encode() if os.name == "posix" else None
 _ENVS = {option.env: option for option in OPTIONS.values()}
 
 
@@ -294,6 +295,10 @@ def _unknown(what: str, given: str, origin: str, known: list[str]) -> str:
 
 def _environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The variables in `environ` that set an option, and their texts. Refuses unknown ones."""
+    # A context may be entered in a loop: the names are looked through as the system has them, all at once.
+    raw = getattr(environ, "_data", None)
+    if type(raw) is dict and _RAW_PREFIX is not None and _RAW_PREFIX not in b"\0".join(raw):
+        return ()
     given = sorted(name for name in environ if name.startswith(PREFIX))
     for name in given:
         if name not in _ENVS:

@@ -81,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written down must not depend on how long that takes; tests of the allowance have one of their own."""
     monkeypatch.setattr(ALLOWANCE, "saved", float("inf"))
+    monkeypatch.setattr(ALLOWANCE, "purse", float("inf"))
     monkeypatch.setattr(ALLOWANCE, "resting", False)
 
 

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..bounded import Bounded
-from .stretch import Choice, Pieces, Place, Stretch, Times
+from .stretch import Choice, Pieces, Place, Steady, Stretch, Times
 from .whole import Whole
 
-TRUST = 2.0  # seconds that what was found in some contexts is taken for true of the next ones that are entered there
+# Seconds that what was found in some contexts is taken for true of the next ones that are entered there: at first, and
+# in the end, doubled each time that so many more confirm it.
+TRUST, TRUST_MOST, CONFIRM = 2.0, 16.0, 2
 SOME, MOST = 8, 1024  # contexts in a row that are natively faster, until those that follow are taken to be
 PLACES = 1024
 FLUSHES = 64  # in a stretch that can be told from others elsewhere
@@ -58,6 +60,16 @@ class Entries:
     single: Stretch | None = None  # the one that they are, if they are one
     native: int = 0  # in a row, up to the last one that was seen
     enough: int = field(default_factory=lambda: SOME)
+    trust: float = TRUST
+    steady: Steady = field(default_factory=Steady)
+
+    def alone(self, seconds: float) -> None:
+        """One has taken so long of which torch has run all. What takes another time by now is something else."""
+        if self.single is not None and not self.steady.holds(seconds):
+            self._doubt()
+
+    def _doubt(self) -> None:
+        self.until, self.native, self.trust, self.steady = 0.0, 0, TRUST, Steady()
 
     def left(self, until: float, single: Stretch | None, fused: bool) -> None:
         """One of them is over, all of which is to run natively until then; or a part of it `fused`, by choice."""
@@ -65,9 +77,11 @@ class Entries:
         self.until, self.single = 0.0, single
         if fused:
             self.enough = min(max(self.enough, 2 * (self.native + 1)), MOST)
+            self.trust = TRUST
         self.native = self.native + 1 if now < until else 0
         if self.native >= self.enough:
-            self.until, self.native = min(until, now + TRUST), 0
+            self.until, self.native = min(until, now + self.trust), max(self.enough - CONFIRM, 0)
+            self.trust = min(2 * self.trust, TRUST_MOST)
 
 
 @dataclass(slots=True)
@@ -115,6 +129,7 @@ class Pace:
         if self.running is None:
             if aside:  # all the time
                 self._was_alone(now - self.began)
+                self.entries.alone(now - self.began)
         else:
             self.entries.left(self.alone, self.running if self.begun == 1 else None, self.fused)
 

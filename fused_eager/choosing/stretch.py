@@ -29,7 +29,7 @@ FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower
 # The other way is tried again after the time of so many stretches: after a close call, after any other; then doubled
 # each time. And not before what it cost to try it is so small a part of the time since.
 SOON, AGAIN, LONGEST = 16, 256, 16_384
-LOSS = 0.02
+LOSS = 0.01
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 BLINK = 1e-3  # seconds: what is shorter may take twice as long at any time
 ASKS = 4  # times that a stretch's choice is asked for
@@ -193,6 +193,7 @@ class Stretch:
     tried: bool = False  # torch alone, without our mode on its stack, since fused was last found to be worth it
     trying: bool = False  # and that is what is being done
     alone_s: float = 0.0  # the fastest one then; 0 if there was none
+    paid: bool = False  # it was found to be faster fused, and that has been told
     size: int = 0  # of the first one, where lengths keep changing
 
     def took(

@@ -27,6 +27,7 @@ from .. import progress
 from ..bounded import Bounded
 from ..choosing.hotness import Spell
 from ..log.events import LOG
+from ..tracing.infer import load as load_inference
 from .apart import COMPILER
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Waiting:
     def ask(self) -> None:
         """Have it compiled."""
         if not self.asked:
+            load_inference()  # what compiles may need it, on its own thread
             self.asked = True
             if not _QUEUE.add(self.run):
                 self.failed = True  # the interpreter ends

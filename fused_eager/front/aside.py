@@ -107,6 +107,8 @@ class StepsAside(TorchDispatchMode):
         self._looks = 0  # while aside
         self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
+        self.carried = 0.0  # till when it is, if that was found out at a turn: contexts that follow do not end it
+        self._pushed = False  # torch has been told of this mode, and is to be told of its end
         self._until = 0.0  # when it comes back
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
         self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
@@ -132,13 +134,27 @@ class StepsAside(TorchDispatchMode):
         modes = quiet.stack()
         if self in modes:
             self.passes_on(False)
-            self._below, self._until, self._alone = modes[: modes.index(self)], until, time.perf_counter()
-            self._why = self.reason()
-            self.aside, self._looks = True, 0
-            self.unseen.update(dict.fromkeys(self.unseen, 0))
-            follower.overlooked()
-            self._turns = Turns(turn, 0.0 if turn == "entry" else self._alone)
+            self.carried = 0.0 if turn == "entry" else until
+            self._leave_out(modes[: modes.index(self)], turn, until)
             quiet.restack([mode for mode in modes if mode is not self])
+
+    def _leave_out(self, below: list[TorchDispatchMode], turn: Turn, until: float) -> None:
+        self._below, self._until, self._alone = below, until, time.perf_counter()
+        self._why = self.reason()
+        self.aside, self._looks = True, 0
+        for kind in self.unseen:
+            self.unseen[kind] = 0
+        follower.overlooked()
+        self._turns = Turns(turn, 0.0 if turn == "entry" else self._alone)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._pushed = True
+        return self
+
+    def enter_aside(self, until: float) -> None:
+        """Enter the context without a place on the stack, until then, or for as long as this thread rests."""
+        self._leave_out(quiet.stack(), "entry", until)
 
     def overlooks(self, turn: Turn) -> bool:
         """A turn has come. Whether it is counted and no more, as torch is alone: loops of short turns would feel it."""
@@ -172,10 +188,15 @@ class StepsAside(TorchDispatchMode):
 
     def come_back(self) -> None:
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
-        modes = quiet.stack()
+        modes, self.carried = quiet.stack(), 0.0
         if self._below is not None and modes[: len(self._below)] == self._below:
-            modes.insert(len(self._below), self)
-            quiet.restack(modes)
+            if self._pushed:
+                modes.insert(len(self._below), self)
+                quiet.restack(modes)
+            elif len(modes) > len(self._below):
+                return  # torch notes which modes there are in the order in which they come
+            else:
+                self.__enter__()
             self._return()
 
     def passes_on(self, natively: bool) -> None:
@@ -235,17 +256,33 @@ class StepsAside(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         if self._below is not None:
-            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
+            if self._pushed:
+                quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
         self.passes_on(False)
-        super().__exit__(*error)
+        if self._pushed:
+            self._pushed = False
+            super().__exit__(*error)
 
 
-def entered(door: FrontDoor, place: Place) -> None:
-    """The context was entered at `place`: where torch alone was faster for all of it, the front door steps aside."""
-    until = door.stream.pace.enter(place)
-    if time.perf_counter() < until and _is_alone(door):
-        _step(door, "entry", until)
+def enter(door: FrontDoor, place: Place, again: bool) -> None:
+    """Enter the context at `place`: where torch alone was faster for all of it, the front door is aside from the first
+    op on. If the context comes `again` and again it goes on as the one before ended: aside, or resting. (Else a rest
+    needs turns: there may be none before the end.)"""
+    if door.stream.config.measures:
+        until = door.stream.pace.enter(place)
+        until = max(until, door.carried if again else 0.0)
+        if (time.perf_counter() < until or (again and _rests(door))) and _is_alone(door):
+            run.hand_over(Reason(door.reason()))
+            door.enter_aside(until)
+            return
+    door.__enter__()
+
+
+def leave(door: FrontDoor) -> None:
+    """The context is left, all of which torch has run: for a thread that rests this is a sync point, if none came."""
+    if door.waits_for == "entry":
+        door.stream.spell.passed_sync()
 
 
 def turned(door: FrontDoor, turn: Turn) -> None:

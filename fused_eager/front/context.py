@@ -22,10 +22,12 @@ from ..log import site
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..memory import heap
+from ..recording.native import nothing_is_pending
 from ..running import run
+from ..tracing import infer
 from ..tracing.allowance import ALLOWANCE, limits
-from . import guards, leaving, signals, threads
-from .aside import entered, turned
+from . import aside, guards, leaving, parking, signals, threads
+from .aside import turned
 from .intercept import FrontDoor, boundary, passed_sync
 from .threads import THREAD, ThreadState
 
@@ -105,17 +107,19 @@ class fused_eager:
         resolve(self.options)  # a mistake is told where it is written, not where the context is entered
 
     def __new__(cls, mode: Any = None, **options: Any) -> Any:
-        if inspect.isroutine(mode):
+        if mode is not None and inspect.isroutine(mode):
             return cls(**options)(mode)  # `@fused_eager` without parentheses
         return super().__new__(cls)
 
     def __call__(self, function: F) -> F:
         _refuse_others(function)
 
+        code = getattr(function, "__code__", None)
+
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            context = fused_eager(**self.options)
-            context.place = getattr(function, "__code__", None)
+            context = object.__new__(fused_eager)  # not `__init__`: the options have been looked at
+            context._entered, context.options, context.place = [], self.options, code
             with context:
                 return function(*args, **kwargs)
 
@@ -161,7 +165,8 @@ class fused_eager:
     def _enter(self, thread: ThreadState, config: Config) -> None:
         if thread.door is None:
             if config.mode != "off":
-                self._open(config, self.place or site.here())
+                self._opened = self.place or site.here()
+                self._open(config, self._opened)
         else:
             if thread.door.lender is not None and len(thread.configs) == 1:
                 guards.install()
@@ -172,7 +177,7 @@ class fused_eager:
         door = thread.door
         if door is None:
             return
-        goes_on = any(c.mode != "off" for c in thread.configs)
+        goes_on, again = any(c.mode != "off" for c in thread.configs), False
         if isinstance(error, (KeyboardInterrupt, SystemExit)) and door.stream.config.mode == "fused":
             # Who wants it to end does not want to wait for a compiler: ATen runs what is pending.
             door.stream.config = door.stream.config.replace(compile="auto", deterministic=False)
@@ -185,8 +190,10 @@ class fused_eager:
                         guards.uninstall()
                         threads.give_back(door)
             else:
+                again = error is None and parking.comes_again(self._opened)
                 self._end(door)
         except Exception as late:
+            again = False
             if error is None:
                 raise
             # The body's own exception wins; what the pending work raised is told with it.
@@ -194,7 +201,7 @@ class fused_eager:
                 error.add_note(f"fused_eager: pending work failed as well: {type(late).__name__}: {late}")
         finally:
             if not goes_on:
-                self._close(door)
+                self._close(door, again)
 
     @staticmethod
     def _writer(thread: ThreadState, config: Config) -> Any:
@@ -216,23 +223,28 @@ class fused_eager:
     def _open(config: Config, place: Any) -> None:
         signals.hold()
         try:
-            leaving.arrange()
-            heap.share_arena()
-            keeper(config)
-            follower.enter(config)
-            door = FrontDoor(config)
+            door = parking.take(place, config)
+            again = door is not None
+            if door is None:
+                leaving.arrange()
+                heap.share_arena()
+                keeper(config)
+                follower.enter(config)
+                if config.waits:
+                    infer.load()
+                door = FrontDoor(config)
+                guards.install()
+            else:
+                door.reopen(config)
             if "torch._dynamo.trace_rules" in sys.modules:
                 guards.hide_from_dynamo()
-            guards.install()
-            door.__enter__()
+            if limits(config):
+                ALLOWANCE.enter(door.stream.spell)
+            aside.enter(door, place, again)
         except BaseException:
             signals.release()
             raise
         THREAD.door = door
-        if limits(config):
-            ALLOWANCE.enter(door.stream.spell)
-        if config.measures:
-            entered(door, place)
 
     @staticmethod
     def _end(door: FrontDoor) -> None:
@@ -247,18 +259,23 @@ class fused_eager:
                         stream.pace.amend(time.perf_counter() - began)
                     else:
                         boundary(stream, site.here(), True)
+                    passed_sync(stream)
+                else:
+                    aside.leave(door)
                 stream.pace.leave(door.aside)
                 ALLOWANCE.look()
         finally:
-            threads.close(door)
+            threads.close(door, idle=door.aside and nothing_is_pending())
 
-    @staticmethod
-    def _close(door: FrontDoor) -> None:
+    def _close(self, door: FrontDoor, again: bool) -> None:
         THREAD.door = None
         try:
             door.__exit__(None, None, None)
         finally:
-            guards.uninstall()
+            if again and door.lender is None and door.config.mode == "fused":
+                parking.park(door, self._opened, door.config)
+            else:
+                guards.uninstall()
             signals.release()
 
     @staticmethod

@@ -266,6 +266,9 @@ def uninstall() -> None:
 
 
 def _before_fork() -> None:
+    from . import parking
+
+    parking.clear()
     if not TABLE:
         return
     try:
@@ -276,8 +279,9 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    from . import intercept
+    from . import intercept, parking
 
+    parking.in_child()
     # XLA's threads do not exist here. Everything was bound before the fork, so ATen can go on alone.
     intercept.enter_child()
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import follower, profiled, quiet
+from ..choosing.pace import Pace
 from ..compiling import background
 from ..config import Config
 from ..log import site
@@ -34,7 +34,7 @@ from .aside import StepsAside, turned
 
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
-_plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True, FakeTensor: False}
+_plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
 
 
 def _is_plain(kind: type) -> bool:
@@ -58,8 +58,16 @@ class FrontDoor(StepsAside):
 
     def __init__(self, config: Config, lender: FrontDoor | None = None):
         super().__init__(Stream(config), lender)
+        self.config = config  # what its context was entered with
         self.open = True  # whether threads that are started may still enter in its name
         self.hidden = False  # taken off the stack of modes for the length of a call
+        self.parked = 0.0  # when its context was left last, if it is parked (`parking`)
+
+    def reopen(self, config: Config) -> None:
+        """A context is entered again for which this one was kept. How its streams fared it still knows."""
+        self.config = self.stream.config = config
+        self.stream.pace = Pace()
+        self.open, self.hidden, self.reads, self.backwards = True, False, 0, 0
 
     supports_higher_order_operators = True
 
@@ -280,6 +288,9 @@ def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) ->
         running = stream.pace.running
         if running is not None and running.owed:
             choices.exchange(stream.config, running)
+        if running is not None and running.chosen is False and not running.paid:
+            running.paid = True
+            ALLOWANCE.paid()
 
 
 def _shapes(args: Any) -> Iterator[Sequence[int] | None]:

@@ -147,8 +147,8 @@ def hold() -> None:
     if _contexts == 1:
         _set, _get = signal.signal, signal.getsignal  # somebody else may have replaced them
         _replace(_signal_of_the_program, _handler_of_the_program)
-        for number in _NUMBERS:
-            handler = _signal.getsignal(number)
+        handlers = zip(_NUMBERS, map(_signal.getsignal, _NUMBERS), strict=True)
+        for number, handler in [each for each in handlers if each[1]]:  # most are 0: a context may be entered in a loop
             if callable(handler):
                 _later[number] = later = Later(handler)
                 _signal.signal(number, later)

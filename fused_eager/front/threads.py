@@ -101,8 +101,9 @@ def _switched_off(config: Config) -> Config:
     return config.replace(mode="off")
 
 
-def close(door: FrontDoor) -> None:
-    """Nothing is recorded any more behind `door` or behind those that were lent in its name; all they hold is finished.
+def close(door: FrontDoor, idle: bool = False) -> None:
+    """Nothing is recorded any more behind `door` or behind those that were lent in its name; all they hold is finished,
+    unless all is `idle`.
 
     Raises:
         Exception: what the pending work of one of them raises, after all are closed.
@@ -110,6 +111,9 @@ def close(door: FrontDoor) -> None:
     failed: list[Exception] = []
     with LOCK:
         door.open = False
+        if idle and not door.lent:
+            door.stream.config = _switched_off(door.stream.config)
+            return
         # A job of a pool ends, and the loop that gave it goes on: what the loop has made stays on the device.
         lender = door.lender
         goes_on = lender is not None and lender.open and not lender.someone_is_aside()

@@ -70,6 +70,11 @@ class Backlog:
     # Failures that could not be told where they were found, each with the thread whose op failed.
     owed: list[tuple[int, Exception]] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to wait for, to look at, or to tell."""
+        return not (self.launches or self.runs or self.owed)
+
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""
         return any(cdata in launch.reading for launch in self.launches)

@@ -340,6 +340,8 @@ def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -
     Raises:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
+    if not TABLE and BACKLOG.is_empty:
+        return
     buffers.sweep()  # what is dead is nothing to wait for
     began = telling.begin()
     with LOCK:

@@ -7,6 +7,11 @@ rests, as it does in the beginning: it runs natively up to a sync point at which
 written down is followed when it comes again, and writing goes on behind it. So a long stream is written down in several
 rounds, each a little slower than eager; where ops are large, writing them down is little beside running them, and no
 stream is given up.
+
+That is what learning may cost at a time. What it may cost altogether is in a *purse*: whatever is done for witnessed
+streams comes out of it, following those that have come before as well, and it fills by one percent of the time. A
+program whose streams come to nothing (each is another one, or none is compiled) has spent it after some seconds and
+runs natively but for that percent. A stretch that turns out to be faster fused puts something back: learning has paid.
 """
 
 from __future__ import annotations
@@ -24,6 +29,9 @@ SHARE = 0.25  # of the time that passes
 LEAST = 1e-2  # seconds that have to have come together to go on, and the most that are saved up
 HALVINGS = 4  # of the share, at most,
 VAIN = 2  # one for so many streams in a row that had not come further than the time before
+PURSE = 1.5  # seconds that may go into it to begin with, and the most that come together again
+REFILL = 0.01  # of the time that passes goes into the purse,
+PAID = 0.3  # and so many seconds for each stretch that is faster fused
 PATIENCE = 0.5  # seconds at least until a thread goes on that passes no sync point
 
 
@@ -41,12 +49,15 @@ class Allowance:
     looked: float = 0.0  # when that was found out; 0: never
     resting: bool = True  # until enough has come together
     vain: int = 0  # streams in a row that were given up and had not come further than the time before
+    purse: float = PURSE  # below zero: the stream that emptied it had begun before that
 
     def look(self) -> float:
         """What has come together by now."""
         now = time.perf_counter()
         if self.looked:
-            self.saved = min(self.saved + self._share * (now - self.looked), max(LEAST, self.saved))
+            passed = now - self.looked
+            self.saved = min(self.saved + self._share * passed, max(LEAST, self.saved))
+            self.purse = min(self.purse + REFILL * passed, max(PURSE, self.purse))
         self.looked = now
         return self.saved
 
@@ -72,6 +83,9 @@ class Allowance:
         if not (seen.written or seen.followed):
             seen.granted = max(self.look(), 0.0)
         self.saved -= seconds
+        self.purse -= seconds
+        if self.purse < 0 and len(stream.nodes) == 1:
+            return True
         if MEMORY.size == begun[1]:
             seen.followed += seconds
             seen.came += 1
@@ -83,13 +97,24 @@ class Allowance:
     def spend(self, seconds: float) -> None:
         """So much has gone into what is done for a witnessed stream at its end."""
         self.saved -= seconds
+        self.purse -= seconds
+
+    def excuse(self, seconds: float) -> None:
+        """So much of what is being done is no part of it."""
+        self.saved += seconds
+        self.purse += seconds
+
+    def paid(self) -> None:
+        """A stretch has turned out to be faster fused."""
+        self.purse = max(self.purse, min(self.purse + PAID, PURSE))
 
     def give_up(self, stream: Stream) -> None:
         """A witnessed stream is given up, and its thread rests."""
         first, seen = stream.first, stream.witnessed
         assert first is not None and seen is not None
-        self.vain = 0 if 0 < first.reached <= seen.came else self.vain + 1
-        first.reached = len(stream.nodes)
+        if self.purse >= 0:
+            self.vain = 0 if 0 < first.reached <= seen.came else self.vain + 1
+            first.reached = len(stream.nodes)
         self._rest(stream.spell)
         LOG.emit("rest", ops=len(stream.nodes), before=seen.came, seconds=seen.written)
 
@@ -98,11 +123,16 @@ class Allowance:
         return SHARE / (1 << min(self.vain // VAIN, HALVINGS))
 
     def _rest(self, spell: Spell) -> None:
-        self.resting = self.look() < LEAST
-        spell.rest(self._is_enough, max(PATIENCE, (LEAST - self.saved) / self._share))
+        self.resting = self._is_short()
+        owed = (LEAST - self.saved) / self._share, (LEAST - self.purse) / REFILL
+        spell.rest(self._is_enough, max(PATIENCE, *owed))
+
+    def _is_short(self) -> bool:
+        """Whether not enough has come together."""
+        return self.look() < LEAST or self.purse < LEAST
 
     def _is_enough(self) -> bool:
-        self.resting = self.resting and self.look() < LEAST
+        self.resting = self.resting and self._is_short()
         return not self.resting
 
 

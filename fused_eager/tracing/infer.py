@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,18 +19,32 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..memory.trap import storage_of
+from .allowance import ALLOWANCE
 
-# Made here although it imports torch's compiler, two seconds of it: so does the first op that meta tensors are asked
-# for, by torch's own references, and in the middle of a program's first step that is no time for it.
-_FAKE = FakeTensorMode(allow_non_fake_inputs=False)
-_FAKE.cache_enabled = False  # a key for each op inside costs as much as the op; what comes out is remembered by `calls`
+
+@functools.cache
+def _fake() -> Any:
+    """Torch's FakeTensorMode. It imports torch's compiler, a second of it, and so does the first op that meta tensors
+    are asked for, by torch's own references."""
+    began = time.perf_counter()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    mode.cache_enabled = False  # a key for each op inside costs as much as the op; what comes out is kept by `calls`
+    ALLOWANCE.excuse(time.perf_counter() - began)
+    return mode
+
+
+def load() -> None:
+    """Import what shape inference needs: where the program waits for the compiler anyway, or before other threads may
+    need it, for modules that two threads import at a time may find each other half made. Programs that torch runs alone
+    do without."""
+    _fake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +97,10 @@ def _silence() -> Iterator[None]:
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
+    load()
     with _LOCK, _silence():
         found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
-        return found or _run(op, args, kwargs, tensors, _FAKE)
+        return found or _run(op, args, kwargs, tensors, _fake())
 
 
 def _on_meta(
@@ -173,6 +189,8 @@ def _is_constructor(op: OpOverload) -> bool:
 @functools.cache
 def _is_common(op: OpOverload) -> bool:
     """Whether FakeTensor has no treatment of its own for an op."""
+    from torch._subclasses import fake_impls
+
     special, checks = (getattr(fake_impls, f"op_implementations_{n}", None) for n in ("dict", "checks"))
     if special is None or checks is None or op in special or op.namespace != "aten":
         return False

@@ -137,7 +137,8 @@ def test_the_faster_one_is_kept_and_the_other_tried_again_later_and_later() -> N
         now = whole.until
         assert not turn(whole, now + 1e-9, False, True), "it is to be found out anew"
         now += 1.0
-    assert lengths == [SOON * 1.9, 2 * SOON * 1.9, 4 * SOON * 1.9]
+    first = max(SOON * 1.9, TIMED * (2.0 - 1.9) / LOSS)
+    assert lengths == pytest.approx([first, 2 * first, 4 * first])
 
 
 def test_where_torch_is_slower_it_is_left_at_that() -> None:

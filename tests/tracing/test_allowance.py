@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.choosing import hotness
+from fused_eager.choosing import hotness, pace
 from fused_eager.compiling import background
-from fused_eager.front import intercept
+from fused_eager.front import intercept, parking
 from fused_eager.front.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.quiet import stack
@@ -317,3 +318,59 @@ def test_a_pass_that_fails_leaves_the_front_door_where_it_was(clock: Clock) -> N
             y.sum().backward()
         assert current_door() in stack() and not current_door().hidden  # type: ignore[union-attr]
     assert not stack()
+
+
+# ---- what learning may cost altogether ----------------------------------------------------------------------------
+
+EAGER = 1e-3 / 4  # seconds that an op takes natively here; a step of 20 takes 5 ms
+STEP = 20
+
+
+def count_recorded(clock: Clock, seconds: float, contexts: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A loop whose steps are of 32 lengths in turn, as a growing cache is: ops that are recorded in each second."""
+    pace.forget()
+    monkeypatch.setattr(parking, "GRACE", float("inf"))
+    monkeypatch.setattr(ALLOWANCE, "purse", allowance.PURSE)
+    counts, record, began = [0] * int(seconds), intercept.record.record, clock.now
+
+    def counted(*args: Any) -> Any:
+        counts[min(int(clock.now - began), len(counts) - 1)] += 1
+        return record(*args)
+
+    monkeypatch.setattr(intercept.record, "record", counted)
+    monkeypatch.setattr(background.Waiting, "ask", lambda self: None)  # nothing is ever compiled
+
+    def step(i: int) -> None:
+        y = chain(torch.arange(3.0 + i % 32), STEP)
+        clock.now += STEP * EAGER
+        y.sum().item()
+
+    i = 0
+    with auto() if contexts == "around" else nullcontext():
+        while clock.now - began < seconds:
+            with auto() if contexts == "each" else nullcontext():
+                step(i)
+            i += 1
+    parking.clear()
+    return counts
+
+
+@pytest.mark.parametrize("contexts", ["around", "each"])
+def test_where_nothing_is_compiled_recording_falls_to_a_percent(
+    clock: Clock, contexts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it comes: the ops that are recorded cost what the purse allows, and in the end its refill."""
+    counts = count_recorded(clock, 30.0, contexts, monkeypatch)
+    spent = [COST * n for n in counts]
+    assert sum(spent) <= allowance.PURSE + 30.0 * allowance.REFILL + 2 * STEP * COST
+    assert sum(spent[20:]) <= 10.0 * allowance.REFILL + 2 * STEP * COST
+    assert sum(spent[:10]) > 20 * COST, "it does look"
+
+
+def test_what_has_paid_may_go_on(clock: Clock) -> None:
+    ALLOWANCE.purse = -1.0
+    ALLOWANCE.paid()
+    assert ALLOWANCE.purse == allowance.PAID - 1.0
+    ALLOWANCE.purse = allowance.PURSE - 0.1
+    ALLOWANCE.paid()
+    assert ALLOWANCE.purse == allowance.PURSE
