@@ -36,7 +36,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager.front import aside  # noqa: E402
+from fused_eager.front import aside, parking  # noqa: E402
 from fused_eager.memory import mappings  # noqa: E402
 from fused_eager.running import load  # noqa: E402
 from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
@@ -89,6 +89,12 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor at which turn a front door comes back, on how fast turns come: each of them is looked at."""
     monkeypatch.setattr(aside, "GLANCE", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_parked() -> None:
+    """Nor whether the tests before this one have entered contexts in a loop."""
+    parking.clear()
 
 
 _TESTS = count(1)
