@@ -108,7 +108,7 @@ class StepsAside(TorchDispatchMode):
         self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
         self.carried = 0.0  # till when it is, if that was found out at a turn: contexts that follow do not end it
-        self._pushed = False  # torch has been told of this mode, and is to be told of its end
+        self._pushed = 0  # how often torch has been told of this mode, and is to be told of its end
         self._until = 0.0  # when it comes back
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
         self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
@@ -149,7 +149,7 @@ class StepsAside(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._pushed = True
+        self._pushed += 1
         return self
 
     def enter_aside(self, until: float) -> None:
@@ -261,7 +261,7 @@ class StepsAside(TorchDispatchMode):
             self._return()
         self.passes_on(False)
         if self._pushed:
-            self._pushed = False
+            self._pushed -= 1
             super().__exit__(*error)
 
 

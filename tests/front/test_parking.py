@@ -225,3 +225,18 @@ def test_what_was_found_at_a_turn_holds_in_the_contexts_that_follow(monkeypatch:
             assert (torch.ones(2) + 1).tolist() == [2.0] * 2
         assert not stack()
     assert ways == [6 <= i <= 8 for i in range(12)]
+
+
+def test_an_op_that_is_taken_apart_leaves_the_door_where_it_is() -> None:
+    """Its parts are called with the mode entered once more."""
+    for _ in range(6):
+        with fused_eager():
+            door = current_door()
+            assert door is not None
+            with door:
+                pass
+            assert door in stack()
+            door.step_aside("read", 0.0)
+            door.come_back()
+            assert (torch.ones(2) + 1).tolist() == [2.0] * 2
+        assert not stack() and not door._pushed
