@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .axes import total
-from .elementwise import spread, where
+from .elementwise import isnan, spread, where
 from .lower_reduce import norm_along, power
 from .lowering import Context
 from .precision import matmul_precision
@@ -55,8 +55,17 @@ def cdist_forward(cx: Context, x1: Any, x2: Any, p: float, compute_mode: int | N
     return _row_norms(_differences(x1, x2, tuple(batch)), p)
 
 
+def _unless_nan(x: Any, number: Any) -> Any:
+    """A number in place of each element of `x` that is one; NaN stays."""
+    return where(isnan(x), x, number)
+
+
 def _row_norms(difference: Any, p: float) -> Any:
     axis = difference.ndim - 1
+    if p == 0:
+        # ATen's norm counts a NaN as one element that is not zero, its distances keep it.
+        counted = _unless_nan(difference, (difference != 0).astype(difference.dtype))
+        return lax.reshape(total(counted, (axis,)), difference.shape[:-1])
     return lax.reshape(norm_along(difference, p, (axis,)), difference.shape[:-1])
 
 
@@ -68,14 +77,18 @@ def _pull_back(grad: Any, difference: Any, distance: Any, p: float) -> Any:
         return grad * lax.sign(difference)
     size = lax.abs(difference)
     if math.isinf(p):
-        return where(size == distance, grad * lax.sign(difference), 0)
+        # Of an infinite distance nobody knows whose it is: the difference of the two is NaN, and so is the gradient.
+        rest = size - distance
+        return _unless_nan(rest, (rest == 0).astype(rest.dtype)) * lax.sign(difference) * grad
     if p == 2:
         return where(distance == 0, 0, grad * difference / distance)
     if p < 2:
         direction = lax.sign(difference) * power(size, p - 1)
+        # Below 1 the slope at 0 is infinite.
+        flat = (distance == 0) | (difference == 0) if p < 1 else distance == 0
     else:
-        direction = difference * power(size, p - 2)
-    return where(distance == 0, 0, direction * grad / power(distance, p - 1))
+        direction, flat = difference * power(size, p - 2), distance == 0
+    return where(flat, 0, direction * grad / power(distance, p - 1))
 
 
 @rule("_cdist_backward.default", OpClass.REDUCTION)

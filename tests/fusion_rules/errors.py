@@ -103,3 +103,27 @@ def assert_same(op: OpOverload, *args: Any, **kwargs: Any) -> None:
             torch.testing.assert_close(a, b, equal_nan=True, check_stride=False)
 
     judged_later(op, want, args, kwargs, compare)
+
+
+def assert_same_bits(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+    """Eager and the lowering agree to the last bit."""
+    want = eager(op, *args, **kwargs)
+    assert isinstance(want, torch.Tensor)
+
+    def compare(got: Outcome, wanted: list[torch.Tensor]) -> None:
+        assert isinstance(got, list), f"a check fails: {got}"
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True, check_stride=False)
+
+    judged_later(op, want, args, kwargs, compare)
+
+
+def assert_keeps_nan(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+    """Wherever eager has NaN the lowering has it, whatever it has elsewhere."""
+    want = eager(op, *args, **kwargs)
+
+    def compare(got: Outcome, wanted: list[torch.Tensor]) -> None:
+        assert isinstance(got, list), f"a check fails: {got}"
+        for a, b in zip(got, wanted, strict=True):
+            assert not (b.isnan() & ~a.isnan()).any(), f"{a} instead of {b}"
+
+    judged_later(op, want, args, kwargs, compare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .errors import assert_same
+from .errors import assert_keeps_nan, assert_same
 from .harness import sweep
 
 A = torch.ops.aten
@@ -56,3 +56,35 @@ def test_euclidean_by_product(rows: int, mode: int | None) -> None:
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
 def test_numbers_of_pairs(n: int) -> None:
     assert_same(A._pdist_forward.default, torch.randn(n, 2), 1.0)
+
+
+NAN, INF = float("nan"), float("inf")
+# Equal rows, rows that are equal in a column, NaN and infinities.
+CORNERS = torch.tensor([[1.0, 2], [1, 2], [1, 3], [0, -0.0], [NAN, 2], [INF, 2], [INF, -INF]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("p", [*ORDERS, 0.9])
+def test_corners(p: float) -> None:
+    x, y = CORNERS, CORNERS[:4]
+    # ATen's maximum drops a NaN or keeps it, by its place.
+    same = assert_keeps_nan if p == INF else assert_same
+    same(A._cdist_forward.default, x, y, p, None)
+    same(A._pdist_forward.default, x, p)
+    distance, pairs = A._cdist_forward(x, y, p, None), A._pdist_forward(x, p)
+    assert_same(A._cdist_backward.default, torch.ones_like(distance), x, y, p, distance)
+    assert_same(A._pdist_backward.default, torch.ones_like(pairs), x, p, pairs)
+
+
+@pytest.mark.parametrize("p", ORDERS)
+def test_equal_rows_have_no_gradient_in_a_program(p: float) -> None:
+    from fused_eager import fused_eager
+
+    def program() -> torch.Tensor:
+        x = torch.tensor([[1.0, 2], [1, 2]], requires_grad=True)
+        (grad,) = torch.autograd.grad(torch.cdist(x, torch.tensor([[1.0, 2], [1, 3]]), p=p).sum(), x)
+        return grad
+
+    want = program()
+    with fused_eager(mode="strict", cache="off", progress=False):
+        got = program()
+    torch.testing.assert_close(got, want, equal_nan=True)
