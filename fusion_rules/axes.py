@@ -130,9 +130,14 @@ def centre(x: Any, axes: Axes) -> Any:
     return lax.select(lax.abs(mean - first) <= rounding * lax.abs(first), first, mean)
 
 
+def running(mean: Any) -> Any:
+    """A mean as eager's running update leaves it, which infinities make NaN: it takes the difference of two of them."""
+    return lax.select(lax.abs(mean) == np.inf, lax.full_like(mean, np.nan), mean) if mean.dtype.kind != "c" else mean
+
+
 def moments(x: Any, axes: Axes) -> tuple[Any, Any, Any]:
     """Mean, `x - mean` and the sum of its squares: two passes, so that a large mean costs no digits."""
-    mean = centre(x, axes)
+    mean = running(centre(x, axes))
     centred = x - mean
     return mean, centred, total(centred * centred, axes)
 

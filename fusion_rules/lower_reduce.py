@@ -19,6 +19,7 @@ from .axes import (
     moments,
     peak,
     quotient,
+    running,
     sum_over,
     total,
     upcast,
@@ -179,7 +180,7 @@ def _variance(x: Any, dim: Dims, correction: float | None) -> tuple[Any, Any]:
     """Variance and mean, axes kept. A complex number's variance is that of its two parts together."""
     axes = axes_of(dim, x.ndim)
     x = upcast(x)
-    mean = average(x, axes)
+    mean = running(average(x, axes))
     if x.size:
         # Counted from the first element, the variance of a constant is 0 and not rounding error.
         x = x - lax.slice(x, [0] * x.ndim, [1 if a in axes else n for a, n in enumerate(x.shape)])

@@ -105,3 +105,11 @@ def test_weight_norm(dim: int) -> None:
     assert_same(A._weight_norm_interface.default, v, g, dim)
     w, norms = A._weight_norm_interface(v, g, dim)
     assert_same(A._weight_norm_interface_backward.default, torch.randn_like(w), v, g, norms, dim)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_statistics_of_what_is_no_number(value: float) -> None:
+    x = torch.randn(2, 6, 3)
+    x[0, 1, 1] = value
+    assert_same(A.native_layer_norm.default, x, [6, 3], None, None, 1e-5)
+    assert_same(A.native_group_norm.default, x, None, None, 2, 6, 3, 2, 1e-5)

@@ -179,3 +179,10 @@ def test_renorm_of_zero_rows() -> None:
     assert_same(A.renorm.default, x.bfloat16(), 1.5, 1, 2)
 
 
+
+
+def test_a_mean_with_infinities_is_eagers_running_one() -> None:
+    for row in ([INF, 1.0, 2.0], [1.0, -INF, 2.0], [INF, INF, -INF], [1.0, NAN, 2.0]):
+        x = torch.tensor([row, [1.0, 2.0, 4.0]])
+        assert_same(A.var_mean.correction, x, [1], correction=1)
+        assert_same(A.std_mean.correction, x, [1], correction=0)
