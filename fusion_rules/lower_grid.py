@@ -32,11 +32,11 @@ def _unnormalize(x: jax.Array, size: int, align: bool) -> Coordinate:
     return ((x + 1) * size - 1) / 2, jnp.full_like(x, size / 2)
 
 
-def _clip(x: jax.Array, size: int) -> Coordinate:
+def _clip(x: jax.Array, size: int, lost: float) -> Coordinate:
     top = size - 1
     inside = (x > 0) & (x < top)
-    # Not `clip`: a coordinate that is nan has to end inside, as in ATen.
-    return jnp.where(inside, x, jnp.where(x <= 0, 0.0, float(top)).astype(x.dtype)), inside.astype(x.dtype)
+    edge = jnp.where(x <= 0, 0.0, jnp.where(x >= top, float(top), lost))
+    return jnp.where(inside, x, edge.astype(x.dtype)), inside.astype(x.dtype)
 
 
 def _reflect(x: jax.Array, size: int, align: bool) -> Coordinate:
@@ -51,21 +51,39 @@ def _reflect(x: jax.Array, size: int, align: bool) -> Coordinate:
     return jnp.where(even, rest + low, span - rest + low), jnp.where(even, sign, -sign)
 
 
-def _into(x: jax.Array, size: int, padding: int, align: bool) -> Coordinate:
+# Where ATen looks for what is nowhere.
+OUTSIDE = -100.0
+
+
+def _lost(rank: int, size: int, backward: bool) -> float:
+    """Where a coordinate that is NaN ends once it is clipped: ATen's kernels for images take the first pixel, those for
+    volumes the last one, and none for gradients."""
+    if rank == 2:
+        return 0.0
+    return OUTSIDE if backward else float(size - 1)
+
+
+def _into(x: jax.Array, size: int, padding: int, align: bool, rank: int, backward: bool) -> Coordinate:
     """A pixel coordinate as the padding mode moves it, and the derivative."""
     if padding == ZEROS:
-        return x, jnp.ones_like(x)
+        # ATen's weights for images are NaN there, and volumes have none.
+        return (jnp.where(lax.is_finite(x), x, OUTSIDE) if rank == 3 else x), jnp.ones_like(x)
+    lost = _lost(rank, size, backward)
     if padding == BORDER:
-        return _clip(x, size)
+        return _clip(x, size, lost)
     y, slope = _reflect(x, size, align)
-    z, kept = _clip(y, size)
+    z, kept = _clip(y, size, lost)
     return z, slope * kept
+
+
+def _inside(corner: list[jax.Array], size: tuple[int, ...]) -> jax.Array:
+    return _all([(c >= 0) & (c <= n - 1) for c, n in zip(corner, size, strict=True)])
 
 
 def _read(image: jax.Array, corner: list[jax.Array]) -> jax.Array:
     """Pixels at whole-number positions (one array `[N, P]` per dimension): `[N, C, P]`, 0 outside the image."""
     size = image.shape[2:]
-    inside = _all([(c >= 0) & (c <= n - 1) for c, n in zip(corner, size, strict=True)])
+    inside = _inside(corner, size)
     index = jnp.zeros(corner[0].shape, jnp.int32)
     for c, n in zip(corner, size, strict=True):
         index = index * n + jnp.where(inside, c, 0).astype(jnp.int32)
@@ -112,24 +130,29 @@ def _sample(image: jax.Array, place: list[jax.Array], mode: int, padding: int, a
     for step in itertools.product(range(len(reach)), repeat=len(size)):
         corner = [b + reach[s] for b, s in zip(base, step, strict=True)]
         if mode == BICUBIC:
-            corner = [_into(c, n, padding, align)[0] for c, n in zip(corner, size, strict=True)]
+            corner = [_into(c, n, padding, align, len(size), False)[0] for c, n in zip(corner, size, strict=True)]
         weight = weights[0][step[0]]
         for w, s in zip(weights[1:], step[1:], strict=True):
             weight = weight * w[s]
+        if len(size) == 3:
+            # For images ATen multiplies by what lies outside, for volumes it leaves it out.
+            weight = jnp.where(_inside(corner, size), weight, 0)
         term = _read(image, corner) * weight[:, None]
         total = term if total is None else total + term
     assert total is not None
     return total
 
 
-def _places(grid: jax.Array, size: tuple[int, ...], mode: int, padding: int, align: bool) -> list[Coordinate]:
+def _places(
+    grid: jax.Array, size: tuple[int, ...], mode: int, padding: int, align: bool, backward: bool
+) -> list[Coordinate]:
     """Pixel coordinates `[N, P]` per dimension of the image, with their derivatives; the grid has x first."""
     flat = grid.reshape(grid.shape[0], -1, grid.shape[-1])
     found = []
     for d, n in enumerate(size):
         x, slope = _unnormalize(flat[..., len(size) - 1 - d], n, align)
         if mode != BICUBIC:
-            x, more = _into(x, n, padding, align)
+            x, more = _into(x, n, padding, align, len(size), backward)
             slope = slope * more
         found.append((x, slope))
     return found
@@ -143,7 +166,7 @@ def grid_sampler(
     shape = cx.out[0].shape
     if 0 in shape:
         return jnp.zeros(shape, acc)
-    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners)
+    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners, False)
     out = _sample(input.astype(acc), [p for p, _ in places], interpolation_mode, padding_mode, align_corners)
     return out.reshape(shape)
 
@@ -158,7 +181,7 @@ def grid_sampler_backward(
         zeros = [jnp.zeros(x.shape, acc) for x in (input, grid)]
         return tuple(z for z, wanted in zip(zeros, output_mask, strict=False) if wanted) or zeros[1]
     image, g = input.astype(acc), grad_output.astype(acc).reshape(*grad_output.shape[:2], -1)
-    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners)
+    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners, True)
 
     def run(image: Any, place: Any) -> Any:
         return _sample(image, place, interpolation_mode, padding_mode, align_corners)

@@ -61,3 +61,31 @@ def test_affine_grid(size: list[int], align: bool) -> None:
     rank = len(size) - 2
     theta = torch.randn(size[0], rank, rank + 1, dtype=torch.float64)
     assert_same(A.affine_grid_generator.default, theta, size, align)
+
+
+def _nowhere(rank: int) -> torch.Tensor:
+    """Positions of which one coordinate is no number."""
+    grid = torch.zeros(1, 7, *[1] * (rank - 1), rank)
+    grid.view(7, rank)[:, 0] = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e20, -1e20, 5.0, 0.3])
+    return torch.cat([grid, grid.roll(1, -1)], 1)
+
+
+@pytest.mark.parametrize("mode", [BILINEAR, NEAREST])
+@pytest.mark.parametrize("padding", range(3))
+def test_positions_that_are_no_numbers(mode: int, padding: int) -> None:
+    for rank, op in ((2, A.grid_sampler_2d), (3, A.grid_sampler_3d)):
+        x, grid = torch.randn(1, 2, *[3] * rank), _nowhere(rank)
+        assert_same(op.default, x, grid, mode, padding, False)
+        # ATen's own gradients for images read wherever a NaN points to.
+        if rank == 3:
+            g = torch.ones_like(op(x, grid, mode, padding, False))
+            g.view(-1)[::3] = float("inf")
+            assert_same(A.grid_sampler_3d_backward.default, g, x, grid, mode, padding, False, [True, True])
+
+
+def test_positions_that_are_no_numbers_between_pixels() -> None:
+    x, grid = torch.randn(1, 2, 3, 3), _nowhere(2)
+    assert_same(A.grid_sampler_2d.default, x, grid, BICUBIC, 0, False)
+    for mode in (BILINEAR, NEAREST, BICUBIC):
+        g = torch.ones(1, 2, 14, 1)
+        assert_same(A.grid_sampler_2d_backward.default, g, x, grid, mode, 0, False, [True, True])
