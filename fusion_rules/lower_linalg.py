@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
+import numpy as np
 from jax import lax
 from jax.lax import linalg
 
@@ -73,6 +74,20 @@ def _check_each(cx: Context, bad: jax.Array, value: jax.Array, api: str, text: s
         cx.check(b, "_LinAlgError", f"{api}: (Batch element {i}): {text}", v)
 
 
+def _is_finite(a: jax.Array) -> jax.Array:
+    """Whether each matrix holds numbers alone."""
+    return jnp.isfinite(a).all((-2, -1))
+
+
+def _spoiled(x: jax.Array, good: jax.Array) -> jax.Array:
+    """Matrices (or vectors, by their number of batches) with NaN in all of those that are not good.
+
+    LAPACK libraries search for pivots differently where there is a NaN: what one of them loses, the other one spreads.
+    """
+    good = good.reshape(good.shape + (1,) * (x.ndim - good.ndim))
+    return jnp.where(good, x, np.asarray(np.nan, x.dtype))
+
+
 def _bad_minor(a: jax.Array) -> jax.Array:
     """The order of the first leading minor that is not positive, 0 if there is none: column by column, as LAPACK."""
     n = a.shape[-1]
@@ -101,6 +116,7 @@ def _cholesky(a: jax.Array, upper: bool) -> tuple[jax.Array, jax.Array]:
     failed = ~jnp.isfinite(jnp.diagonal(factor, axis1=-2, axis2=-1)).all(-1)
     # XLA says that it failed, not where: looked for only then.
     info = lax.cond(failed.any(), _bad_minor, lambda x: jnp.zeros(x.shape[:-2], jnp.int32), a)
+    factor = jnp.tril(_spoiled(factor, _is_finite(jnp.tril(a)) & ~failed))
     return _adjoint(factor) if upper else factor, info
 
 
@@ -159,8 +175,8 @@ def linalg_qr(cx: Context, A: Any, mode: str = "reduced") -> Any:
     if 0 in A.shape:
         eye = jnp.broadcast_to(jnp.eye(m, dtype=A.dtype), (*A.shape[:-2], m, m))
         return eye[..., : cx.out[0].shape[-1]] if mode != "r" else _empty(cx, 0), _empty(cx, 1)
-    q, r = linalg.qr(A, full_matrices=mode == "complete")
-    return (_empty(cx, 0) if mode == "r" else q), r
+    q, r = (_spoiled(x, _is_finite(A)) for x in linalg.qr(A, full_matrices=mode == "complete"))
+    return (_empty(cx, 0) if mode == "r" else q), jnp.triu(r)
 
 
 @rule("geqrf.default", OpClass.LINALG)
@@ -168,7 +184,7 @@ def geqrf(cx: Context, self: Any) -> Any:
     if 0 in self.shape:
         return self, _empty(cx, 1)
     reflectors, tau = jnp.linalg.qr(self, mode="raw")
-    return reflectors.mT, tau
+    return _spoiled(reflectors.mT, _is_finite(self)), _spoiled(tau, _is_finite(self))
 
 
 @rule("linalg_householder_product.default", OpClass.LINALG)
@@ -203,7 +219,7 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     lu, pivots, permutation = linalg.lu(a)
     zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     info = jnp.where(zero.any(-1), jnp.argmax(zero, -1).astype(jnp.int32) + 1, 0)
-    return lu, pivots + 1, info, permutation
+    return _spoiled(lu, _is_finite(a)), pivots + 1, info, permutation
 
 
 def _unpack(lu: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,7 @@ import torch
 from fused_eager.fusion_rules.lowering import NoLowering
 from jax.experimental import serialize_executable
 
-from .errors import assert_same, assert_same_error, lowered
+from .errors import assert_keeps_nan, assert_same, assert_same_error, lowered
 from .harness import sweep
 
 A = torch.ops.aten
@@ -121,3 +121,26 @@ print(loaded(np.eye(3, dtype=np.float32) * 2)[0].trace())
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "6.0"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 7, 24])
+def test_no_nan_is_lost(value: float, place: int) -> None:
+    for rows, columns in ((5, 5), (3, 5), (5, 3)):
+        a = torch.randn(2, rows, columns)
+        a[0].view(-1)[place % a[0].numel()] = value
+        assert_keeps_nan(A.linalg_lu_factor_ex.default, a)
+        assert_keeps_nan(A.linalg_lu.default, a)
+        assert_keeps_nan(A.linalg_qr.default, a)
+        assert_keeps_nan(A.geqrf.default, a)
+    a = torch.randn(2, 5, 5)
+    a[0].view(-1)[place] = value
+    assert_keeps_nan(A.linalg_inv_ex.default, a)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_no_nan_is_lost_by_a_factor_of_infinities(upper: bool) -> None:
+    assert_keeps_nan(A.linalg_cholesky_ex.default, torch.full((5, 5), float("inf")), upper=upper)
+    # The other triangle is not looked at.
+    a = torch.eye(3) + torch.triu(torch.full((3, 3), float("nan")), 1)
+    assert_same(A.linalg_cholesky_ex.default, a.mT if upper else a, upper=upper)
