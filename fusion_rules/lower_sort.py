@@ -1,9 +1,8 @@
 """Sorting, selection by rank, and search in sorted sequences.
 
-Where torch leaves open which of several equal elements it names (`sort` without `stable`, `topk`, `kthvalue`, `mode`),
-ATen's answer follows from the inner workings of `std::sort` and `std::nth_element`. Such an op is lowered for float32
-and float64, in which equal elements are rare: there it is the first of them (for `mode` the last). Integers, booleans
-and half types go to ATen.
+Where torch leaves open which of several equal elements it names (`sort` without `stable`, `topk`, `kthvalue`), ATen's
+answer follows from the inner workings of `std::sort` and `std::nth_element`. Such an op is lowered for float32 and
+float64, in which equal elements are rare: there it is the first of them. Integers, booleans and half types go to ATen.
 """
 
 from __future__ import annotations
@@ -118,9 +117,9 @@ _enter_median("nanmedian", True)
 def mode(cx: Context, self: Any, dim: int = -1, keepdim: bool = False) -> Any:
     x = at_least_1d(self)
     axis = axis_of(dim, x.ndim)
-    # Up to 16 elements `std::sort` is an insertion sort, and keeps equal elements in order.
-    if x.shape[axis] > 16:
-        _decline_open_ties(x)
+    # Up to 16 elements `std::sort` is an insertion sort, and keeps equal elements in order. With a NaN, which is not
+    # less than anything, what it leaves is no order, and what counts as one run is up to it.
+    need(kind(x) != "f" and x.shape[axis] <= 16, "what is counted as one run is up to ATen's algorithm")
     order = stable_order(x, axis)
     ranked = pick(x, order, axis)
     n = x.shape[axis]
