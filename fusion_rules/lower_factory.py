@@ -15,7 +15,7 @@ import torch
 from jax import lax
 
 from .axes import quotient, upcast
-from .elementwise import NUMBERS, as_array, convert, need, where
+from .elementwise import NUMBERS, as_array, convert, isnan, need, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
@@ -98,21 +98,51 @@ def arange_from(cx: Context, start: Any, end: Any, step: Any = 1, **options: Any
     return _progression(cx, start, step)
 
 
+def _contracted(step: Any, place: Any, offset: Any) -> Any:
+    """`step * place + offset` rounded once, as ATen's vector code computes it; XLA does so here and not there.
+
+    float32 goes through float64, in which the product is exact; so are the two halves of a float64 step times a place.
+    """
+    if step.dtype == np.float32:
+        wide = step.astype(np.float64) * place + offset.astype(np.float64)
+        return wide.astype(np.float32)
+    bits = lax.bitcast_convert_type(step, np.int64) & np.asarray(-1 << 27, np.int64)
+    high = lax.bitcast_convert_type(bits, np.float64)
+    product, rest = high * place, (step - high) * place
+    total = offset + product
+    # What the sum has lost (Knuth's two-sum).
+    back = total - offset
+    lost = (offset - (total - back)) + (product - back)
+    return total + (lost + rest)
+
+
+def _counted(steps: int) -> tuple[Any, Any, Any]:
+    """For every position whether it is before the middle, and how far from the start and from the end, as float64."""
+    place = lax.iota(np.int64, steps)
+    return place < steps // 2, place.astype(np.float64), (steps - 1 - place).astype(np.float64)
+
+
 def _between(spec: Spec, start: Any, end: Any, steps: int) -> Any:
     """Evenly spaced numbers, counted from both ends towards the middle as ATen does, not yet in the result's dtype."""
     dtype = spec.dtype
+    if dtype.is_complex:
+        parts = Spec(spec.shape, dtype.to_real(), spec.strides, spec.device)
+        first, last = number(start, dtype), number(end, dtype)
+        real, imag = (_between(parts, f(first), f(last), steps) for f in (np.real, np.imag))
+        return lax.complex(real, imag)
     first, last = number(start, dtype), number(end, dtype)
-    if not dtype.is_floating_point and not dtype.is_complex:
+    if not dtype.is_floating_point:
         first, last = first.astype(np.float64), last.astype(np.float64)
     first, last = upcast(first), upcast(last)
     if steps == 1:
         return lax.broadcast(first, (1,))
     # ATen computes in the result's dtype, so half types are rounded at every step.
     step = rounded(quotient(rounded(last - first, dtype), rounded(np.asarray(steps - 1, first.dtype), dtype)), dtype)
-    place = lax.iota(np.int64, steps)
-    forth, back = (rounded(p.astype(first.dtype), dtype) for p in (place, steps - 1 - place))
-    forth, back = rounded(step * forth, dtype), rounded(step * back, dtype)
-    return where(place < steps // 2, first + forth, last - back)
+    is_first, forth, back = _counted(steps)
+    if dtype.itemsize < 4 and dtype.is_floating_point:
+        forth, back = (rounded(step * rounded(p.astype(first.dtype), dtype), dtype) for p in (forth, back))
+        return where(is_first, first + forth, last - back)
+    return where(is_first, _contracted(step, forth, first), _contracted(-step, back, last))
 
 
 @rule(
@@ -128,8 +158,24 @@ def linspace(cx: Context, start: Any, end: Any, steps: int, **options: Any) -> A
     OpClass.FACTORY,
 )
 def logspace(cx: Context, start: Any, end: Any, steps: int, base: float = 10.0, **options: Any) -> Any:
-    exponents = _between(cx.out[0], start, end, steps)
-    return convert(lax.pow(as_array(base, exponents.dtype), exponents), cx.out[0].dtype)
+    dtype = cx.out[0].dtype
+    need(not dtype.is_complex, "complex powers are rounded by whoever computes them")
+    # All but the difference of the ends is computed in float64.
+    if steps == 1:
+        exponents = lax.broadcast(number(start, torch.float64), (1,))
+    else:
+        first, last = number(start, dtype), number(end, dtype)
+        span = rounded(upcast(last) - upcast(first), dtype) if dtype.is_floating_point else last - first
+        first, last, span = (v.astype(np.float64) for v in (first, last, span))
+        is_first, forth, back = _counted(steps)
+        step = quotient(span, steps - 1)
+        # Products that XLA may not make one instruction with the sums.
+        forth, back = (lax.max(step * p, lax.full_like(p, np.finfo(np.float64).min)) for p in (forth, back))
+        exponents = where(is_first, first + forth, last - back)
+    # A base that is no constant: XLA's powers of 2 are others.
+    powers = lax.pow(where(isnan(exponents), exponents, base), exponents)
+    half = dtype.is_floating_point and dtype.itemsize < 4
+    return convert(powers.astype(np.float32) if half else powers, dtype)
 
 
 # --- matrices and coordinates

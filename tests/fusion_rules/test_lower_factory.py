@@ -9,7 +9,7 @@ import torch
 from fused_eager.fusion_rules.lowering import NoLowering
 from fused_eager.fusion_rules.rule import hoisted_names
 
-from .errors import assert_same, lowered
+from .errors import assert_same, assert_same_bits, lowered
 from .harness import LoweringCheck, sweep
 
 A = torch.ops.aten
@@ -94,3 +94,21 @@ def test_windows(window: Any) -> None:
 def test_half_windows_are_declined() -> None:
     with pytest.raises(NoLowering):
         lowered(A.hann_window.default, torch.empty(4).half(), 4, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+def test_spaces_are_eagers_to_the_last_bit(dtype: torch.dtype) -> None:
+    # Several of a length in one program: XLA then makes other instructions of the same formula.
+    for n in (2, 3, 9, 10, 15, 16, 137, 1000):
+        for first, last in ((93.56, -28.39), (-61.79, 13.5), (0, 1), (17.415, -32.946)):
+            assert_same_bits(A.linspace.default, first, last, n, dtype=dtype)
+        assert_same_bits(A.logspace.default, -0.61, 1.35, n, dtype=dtype)
+        assert_same_bits(A.logspace.default, 0.17, 2.2, n, 2.0, dtype=dtype)
+
+
+def test_complex_spaces_are_eagers_to_the_last_bit() -> None:
+    for n in (3, 10, 137):
+        assert_same_bits(A.linspace.default, 0.13 + 2j, 0.77 - 1.3j, n)
+        assert_same_bits(A.linspace.default, 0.13, 0.77, n, dtype=torch.complex64)
+    with pytest.raises(NoLowering):
+        lowered(A.logspace.default, torch.logspace(1j, 2, 3), 1j, 2, 3)
