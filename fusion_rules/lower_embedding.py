@@ -132,7 +132,8 @@ def _margins(cx: Context, self: Any, target: Any, margin: Any, weight: Any) -> t
     here = iota((n, c), 1) == at[:, None]
     picked = take_at(self, (0, 1), [iota((n,), 0), at], 0)
     z = as_array(margin, self.dtype) - picked[:, None] + self
-    z = where(here, np.zeros((), self.dtype), lax.max(z, zeros((), self.dtype)))
+    # Eager asks whether it is positive, which NaN is not.
+    z = where(~here & (z > 0), z, np.zeros((), self.dtype))
     return z, here, None if weight is None else take_at(weight, (0,), [at], 0)[:, None]
 
 

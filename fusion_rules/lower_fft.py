@@ -87,5 +87,7 @@ def fft_c2r(cx: Context, self: Any, dim: Any, normalization: int, last_dim_size:
     config = [(0, missing, 0) if d == last[0] else (0, 0, 0) for d in range(x.ndim)]
     x = lax.pad(x, np.zeros((), x.dtype), config)
     x = _first(lax.fft(_last(x, last), lax.FftType.IRFFT, (last_dim_size,)), last)
+    # Of infinite inputs MKL makes NaN, also where all that is added is of one sign.
+    x = lax.select(lax.abs(x) == np.inf, lax.full_like(x, np.nan), x)
     n = math.prod(cx.out[0].shape[d] for d in dims)
     return _normalize(x * np.asarray(last_dim_size, x.dtype), n, normalization)

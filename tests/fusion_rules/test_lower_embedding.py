@@ -119,3 +119,11 @@ def test_ignored_targets_are_not_checked() -> None:
     got = lowered(A.nll_loss_forward.default, [torch.empty(()), torch.empty(())], x, torch.tensor([-100, 1]), None, 1,
                   -100)
     assert isinstance(got, list) and torch.equal(got[0], -x[1, 1])
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_margin_that_is_no_number_counts_for_nothing(p: int) -> None:
+    x = torch.tensor([[0.5, float("nan"), 0.7], [float("inf"), 0.2, 0.1]])
+    target = torch.tensor([0, 1])
+    assert_same(A.multi_margin_loss.default, x, target, p, 1, None, 0)
+    assert_same(A.multi_margin_loss_backward.default, torch.ones(2), x, target, p, 1, None, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .errors import assert_same
+from .errors import assert_keeps_nan, assert_same
 from .harness import sweep
 
 A = torch.ops.aten
@@ -45,3 +45,9 @@ def test_float32_and_large_primes() -> None:
 def test_sweep(name: str) -> None:
     mode = sweep([name], [torch.float64], limit=2)
     assert mode.checked and not mode.problems
+
+
+def test_infinities_are_no_sum() -> None:
+    x = torch.randn(31, dtype=torch.complex64)
+    x[3] = float("inf")
+    assert_keeps_nan(A._fft_c2r.default, x, [0], 0, 60)
