@@ -115,14 +115,23 @@ class as_eager:
     """
 
     __slots__ = ("guard",)
+    undone = _LAZY
 
     def __enter__(self) -> None:
         excluded = torch._C._dispatch_tls_local_exclude_set()
-        self.guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - _LAZY)
+        self.guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - self.undone)
         self.guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self.guard.__exit__(*error)
+
+
+class counting_writes(as_eager):
+    """In the body, ATen's kernels count what they write one by one as new versions, as they do in eager for the
+    elements of a list; and refuse to write inference tensors, which have none."""
+
+    __slots__ = ()
+    undone = _LAZY | DispatchKeySet(DispatchKey.ADInplaceOrView)
 
 
 def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

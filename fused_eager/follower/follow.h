@@ -139,7 +139,9 @@ class Follower {
             if (is_defined(items[k]) != wanted.shape[k]) return false;
             if (!wanted.shape[k]) continue;
             if (!takes(items[k].toTensor())) return false;
-            if (c_.written_list == i) rewritten_.push_back(&items[k].toTensor());
+            if (c_.written_list != i) continue;
+            if (items[k].toTensor().is_inference() && !c10::InferenceMode::is_enabled()) return false;  // ATen refuses it
+            rewritten_.push_back(&items[k].toTensor());
           }
           break;
         }

@@ -32,6 +32,7 @@ from ..tracing.stream import Stream
 from . import inspecting
 from .aside import StepsAside, turned
 
+_is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
@@ -166,6 +167,9 @@ class FrontDoor(StepsAside):
             return self._other(stream, info, args, kwargs)
 
     def _compute(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        if info.writes_list and any(map(_is_inference, args[info.written[0]])) and not _inference_mode():
+            with quiet.counting_writes():  # ATen refuses it
+                return native.run_now(stream, info, args, kwargs, "it writes inference tensors outside of that mode")
         out = self._computed(stream, mode, info, args, kwargs)
         if info.writes_list:
             # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.

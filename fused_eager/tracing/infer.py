@@ -274,12 +274,13 @@ def rehearse(
     """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
 
     FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
-    Small calls and calls of unusual dtypes are rehearsed.
+    Small calls, calls of unusual dtypes and those that make tensors of numbers alone (a window of integers, a complex
+    number in floats) are rehearsed.
 
     Returns:
         What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
     """
-    if inferred.alias or not tensors or _elements(tensors, inferred) > (SMALL if _is_usual(tensors) else LARGE):
+    if inferred.alias or _elements(tensors, inferred) > (SMALL if _is_usual(tensors) else LARGE):
         return inferred, ""
     actors = [_zeros(t) for t in tensors]
     try:

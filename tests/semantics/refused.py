@@ -22,6 +22,19 @@ def over(x: torch.Tensor, op: Callable[[torch.Tensor], Any]) -> Any:
     return op(x * 1)
 
 
+def inference(n: int) -> torch.Tensor:
+    with torch.inference_mode():
+        return f(n) + 1
+
+
+def _view_without_gradients() -> torch.Tensor:
+    base = f(3).requires_grad_() * 1
+    with torch.no_grad():
+        view = base[1:]
+    base.add_(1)
+    return view.mul_(torch.ones(2, requires_grad=True))
+
+
 AT_ONCE: dict[str, Callable[[], Any]] = {
     "add shapes": lambda: f(2, 3) + f(2, 4),
     "mm shapes": lambda: f(2, 3) @ f(2, 3),
@@ -158,6 +171,36 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
     "view_as_complex": lambda: torch.view_as_complex(f(2, 3)),
     "dtype view": lambda: f(3).view(torch.float64),
     "dtype view of a transpose": lambda: f(2, 2).t().view(torch.float64),
+    "window of ints": lambda: torch.hann_window(5, dtype=torch.int64),
+    "long window of ints": lambda: torch.hann_window(100_000, dtype=torch.int32),
+    "window of complex": lambda: torch.hamming_window(5, dtype=torch.complex64),
+    "window of less than nothing": lambda: torch.bartlett_window(-1),
+    "arange of bools": lambda: torch.arange(5, dtype=torch.bool),
+    "arange of complex": lambda: torch.arange(5, dtype=torch.complex64),
+    "full of a complex number": lambda: torch.full((2,), 1j, dtype=torch.float32),
+    "full of nan": lambda: torch.full((2,), float("nan"), dtype=torch.int32),
+    "zeros of a negative size": lambda: torch.zeros(-1),
+    "ints with gradients": lambda: torch.ones(2, dtype=torch.int64, requires_grad=True),
+    "eye of a negative size": lambda: torch.eye(-1),
+    "linspace of negative steps": lambda: torch.linspace(0, 1, -1),
+    "memory format": lambda: f(2, 2).clone(memory_format=torch.channels_last),
+    "bucketize by a table": lambda: torch.bucketize(f(3), f(2, 2)),
+    "searchsorted sides": lambda: torch.searchsorted(f(3), f(2), right=True, side="left"),
+    "searchsorted sorter": lambda: torch.searchsorted(f(3), f(2), sorter=i(0, 1)),
+    "in-place pow of ints": lambda: i(1, 2).pow_(0.5),
+    "in-place sqrt of ints": lambda: i(1, 2).sqrt_(),
+    "foreach in-place dtype": lambda: torch._foreach_add_([i(1, 2)], 1.5),
+    "inference add_": lambda: inference(3).add_(1),
+    "inference foreach": lambda: torch._foreach_add_([inference(3)], 1),
+    "inference foreach among others": lambda: torch._foreach_mul_([f(3), inference(3)], 2.0),
+    "inference out": lambda: torch.add(f(3), 1, out=inference(3)),
+    "inference saved": lambda: torch.ones(3, requires_grad=True) * inference(3),
+    "inference version": lambda: inference(3)._version,
+    "inference requires_grad": lambda: inference(3).requires_grad_(),
+    "view of a leaf": lambda: f(3).requires_grad_()[1:].add_(1),
+    "view without gradients": lambda: _view_without_gradients(),
+    "one of several views": lambda: (f(3, 2).requires_grad_() * 1).unbind(0)[0].add_(1),
+    "out of what needs gradients": lambda: torch.add(f(3).requires_grad_(), 1, out=f(3)),
     "index_add_ of itself": lambda: over(f(3), lambda x: x.index_add_(0, i(0, 1, 2), x)),
     "index_fill_ at itself": lambda: over(i(0, 1), lambda k: k.index_fill_(0, k, 0)),
     "index_copy_ at itself": lambda: over(i(0, 1), lambda k: k.index_copy_(0, k, k.clone())),
