@@ -31,7 +31,7 @@ from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
 from . import aside, collecting, distribution, profiling, readers, reducers
-from .intercept import passed_sync, stepped
+from .intercept import FrontDoor, passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
 
@@ -87,12 +87,20 @@ def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
         if inside() or is_own(thread):
             adopt(thread)
         elif door is not None:
-            thread.run = functools.partial(in_context_of, door, thread.run)  # type: ignore[method-assign]
+            thread.run = functools.partial(_run_in, door, thread, vars(thread).get("run"))  # type: ignore[method-assign]
         else:
             _settle_everything(Reason("sync.thread", "a thread starts"))
         return original(thread, *args, **kwargs)
 
     return start
+
+
+def _run_in(door: FrontDoor, thread: threading.Thread, own: Callable[[], Any] | None) -> Any:
+    # What stands for `run` refers to the thread: were it to stay, both would wait for the garbage collector.
+    del thread.run
+    if own is not None:
+        thread.run = own  # type: ignore[method-assign]
+    return in_context_of(door, thread.run)
 
 
 def _before_submit(original: Callable[..., Any]) -> Callable[..., Any]:

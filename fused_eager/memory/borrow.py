@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ def _template(home: Home) -> bytes:
         raise ValueError(f"a value has {len(shape)} dimensions; at most {MAX_DIMS} can be handed to JAX")
     sizes = _address + ctypes.sizeof(ManagedTensor)  # which follow it in memory
     head = ManagedTensor(None, CPU, 0, len(shape), code_of(dtype), sizes, None, 0, None, NOTHING)
-    made = _templates[home] = bytes(head) + bytes((ctypes.c_int64 * len(shape))(*shape))
+    # Not an array of ctypes: that makes a type for each length, which is garbage that waits for the collector.
+    made = _templates[home] = bytes(head) + array("q", shape).tobytes()
     return made
 
 

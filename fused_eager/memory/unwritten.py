@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +70,9 @@ def _description(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
         code = code_of(dtype)
     except (RuntimeError, BufferError):
         return None
-    numbers = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
-    sizes = ctypes.addressof(numbers)
-    steps = sizes + ctypes.sizeof(ctypes.c_int64) * len(shape)
+    numbers = array("q", (*shape, *strides, 0))
+    sizes, _ = numbers.buffer_info()
+    steps = sizes + numbers.itemsize * len(shape)
     made = ManagedTensor(address(), CPU, 0, len(shape), code, sizes, steps, 0, None, NOTHING)
     return ctypes.addressof(made), (made, numbers)
 

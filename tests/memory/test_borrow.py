@@ -1,12 +1,14 @@
 """Borrowed memory: every dtype bit for bit, empty values, and arrays that outlive the next borrowing."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager.memory import buffers
-from fused_eager.memory.borrow import MAX_DIMS, borrow, borrow_again
+from fused_eager.memory import buffers, unwritten
+from fused_eager.memory.borrow import MAX_DIMS, _template, borrow, borrow_again
 from fused_eager.xla import device
 
 
@@ -63,3 +65,15 @@ def test_a_copy_is_made_again() -> None:
     assert first.unsafe_buffer_pointer() != x.data_ptr()
     x.fill_(3.0)
     assert np.asarray(borrow_again(x.data_ptr(), home, device())).tolist() == x.tolist()
+
+
+def test_a_new_shape_leaves_nothing_for_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for rank in range(9, 14):
+            _template((torch.float32, (1,) * rank))
+            unwritten._description((1,) * rank, (1,) * rank, torch.float32)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
