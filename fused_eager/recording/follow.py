@@ -13,7 +13,7 @@ import torch
 
 from ..log import site
 from ..memory.buffers import TABLE, Buffer, Home, storage_of
-from ..memory.trap import offset_of, pointer_of
+from ..memory.trap import offset_of
 from ..tracing.numbers import kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.pattern import matches
@@ -23,6 +23,7 @@ from . import native, witness
 from .pending import (
     Undo,
     device_input,
+    lacks_memory,
     make_pending,
     may_overlap,
     native_input,
@@ -139,7 +140,7 @@ class _NewInputs:
         stream = self.stream
         known: NativeInput | DeviceInput | None
         if buffer is None:
-            if where is not NATIVE or block != home or not t.is_cpu or (storage.nbytes() and not pointer_of(storage)):
+            if where is not NATIVE or block != home or not t.is_cpu or lacks_memory(storage):
                 return -1
             known = stream.natives.get(storage._cdata, _NONE).get((block, offset))
         else:

@@ -62,6 +62,14 @@ def lift_inputs(stream: Stream) -> None:
             item.array = item.buffer.array
 
 
+def lacks_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether there is nothing where a native storage's bytes should be, as with zero tensors."""
+    try:
+        return storage.nbytes() != 0 and not pointer_of(storage)
+    except RuntimeError:  # torch's own word for it
+        return True
+
+
 def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offset: int) -> NativeInput:
     """The input for native memory: the value `home` at `offset` bytes of a storage.
 
@@ -73,7 +81,7 @@ def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offs
     found = None if known is None else known.get(key)
     if found is not None:
         return found
-    if storage.nbytes() and not pointer_of(storage):
+    if lacks_memory(storage):
         raise Foreign("a tensor has no memory (a zero tensor of forward-mode differentiation)")
     found = NativeInput(stream.new_vid(), home, storage, offset)
     if native.is_volatile(storage):

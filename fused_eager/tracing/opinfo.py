@@ -61,7 +61,10 @@ RANDOM_UNLESS_ZERO: dict[str, str] = {
     "aten._fused_sdp_choice.default": "dropout_p",
 }
 
-ALLOCATORS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+ALLOCATORS = frozenset(
+    # A zero tensor has not even memory: what torch does with one it does above us.
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"}
+)
 
 # Aliases that no schema declares.
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})

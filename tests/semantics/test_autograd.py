@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -730,3 +731,33 @@ OPTIMIZERS["Adam tensor lr"] = lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name: str, mode: str) -> None:
     check(lambda: _train(OPTIMIZERS[name], schedule=True), mode, versions=False)
+
+
+def _zero_tensors() -> list[Any]:
+    """Zero tensors, which have no memory, and what comes of them: which results are such is told as well."""
+    zero, x = torch._efficientzerotensor((3,)), torch.ones(3) * 2
+    square = torch._efficientzerotensor((3, 3))
+    made = [
+        zero, zero * x, zero * 2, zero / x, zero + zero, zero.view(3, 1), zero + x, x + zero, zero.clone(), -zero,
+        zero.sum(), square @ torch.ones(3, 3), square @ x, torch.ones(3).copy_(zero), (x * 1).add_(zero),
+        zero.double(), torch.zeros_like(zero), torch.cat([zero, x]), torch.dot(zero, x),
+    ]  # fmt: skip
+    return [(t._is_zerotensor(), t.clone()) for t in made]
+
+
+def test_zero_tensors_stay_such(mode: str) -> None:
+    def program() -> Any:
+        return [_zero_tensors() for _ in range(3)]
+
+    check(program, mode)
+
+
+def test_a_missing_tangent_is_a_zero_tensor(mode: str) -> None:
+    def program() -> Any:
+        with fwAD.dual_level():
+            d = fwAD.make_dual(torch.ones(3) * 2, torch.ones(3) * 3)
+            picked = torch.where(torch.tensor([True, False, True]), d, torch.zeros(3))
+            made = [picked, torch.lerp(d, torch.ones(3), 0.5), torch.stack([torch.zeros(3), d]), d * torch.ones(3)]
+            return [fwAD.unpack_dual(t).tangent.clone() for t in made]
+
+    check(program, mode)
