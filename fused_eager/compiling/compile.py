@@ -25,7 +25,7 @@ from ..memory.scratch import wanted
 from ..progress import waiting
 from . import background, telling
 from .apart import COMPILER, Abandoned, Unavailable
-from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, settle
+from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, needs, settle
 from .key import Computation, identity
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ def build(computation: Computation, bounds: bool, apart: bool = True) -> Made:
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
     call = direct(loaded, outputs, len(checks), scratch)
-    return Made(Executable(call, checks, seconds, computation.name), lowered, portable, tracing, blocks, beside)
+    executable = Executable(call, checks, seconds, computation.name, needs=needs(loaded))
+    return Made(executable, lowered, portable, tracing, blocks, beside)
 
 
 def _compiled(lowered: jax.stages.Lowered, apart: bool) -> tuple[Any, Portable | NotPortable, bool]:

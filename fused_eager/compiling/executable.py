@@ -48,7 +48,8 @@ class RunCheck:
 class Executable:
     """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took.
 
-    `key` is the digest of its key in the compile cache; empty where it has none.
+    `key` is the digest of its key in the compile cache; empty where it has none. `needs` are the bytes that a call
+    takes beside its arguments, for results and temporaries; 0 where XLA does not say.
     """
 
     call: Callable[..., Any]
@@ -56,6 +57,7 @@ class Executable:
     seconds: float
     name: str
     key: str = ""
+    needs: int = 0
 
 
 class NotPortable(Exception):
@@ -136,6 +138,15 @@ def direct(
         return made, flags
 
     return call
+
+
+def needs(loaded: Any) -> int:
+    """The bytes that a call of a loaded executable takes beside its arguments; 0 where XLA does not say."""
+    try:
+        about = loaded.get_compiled_memory_stats()
+        return max(about.temp_size_in_bytes + about.output_size_in_bytes - about.alias_size_in_bytes, 0)
+    except (AttributeError, RuntimeError):
+        return 0
 
 
 @functools.cache
@@ -329,7 +340,8 @@ def from_blobs(
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
         loaded = Portable(blobs["executable"], tuple(about["families"])).load()
-        return Executable(direct(loaded, outputs, len(checks), scratch), checks, float(about["seconds"]), name)
+        call = direct(loaded, outputs, len(checks), scratch)
+        return Executable(call, checks, float(about["seconds"]), name, needs=needs(loaded))
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.
         raise Unloadable(f"{type(error).__name__}: {str(error)[:200]}") from error

@@ -53,7 +53,8 @@ def surplus(nodes: Sequence[Node], forms: Forms) -> int:
 
 def seconds(nodes: Sequence[Node]) -> float:
     """How long ATen takes for a stream, at least: a product takes longer than reading and writing what it does."""
-    seen = [v.geometry for node in nodes for v in (*node.uses, *node.results)]
+    seen = [use.geometry for node in nodes for use in node.uses]
+    seen += [result.geometry for node in nodes for result in node.results]
     return len(nodes) * CALLING + sum(prod(g.size) * g.dtype.itemsize for g in seen) / SPEED
 
 

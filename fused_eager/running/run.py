@@ -18,8 +18,10 @@ import torch
 from ..choosing.hotness import SKELETONS
 from ..compiling import background, measuring, telling
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
+from ..log.events import LOG
 from ..log.reasons import Reason
-from ..memory import buffers
+from ..log.site import describe
+from ..memory import buffers, free
 from ..memory.buffers import LOCK, TABLE, Buffer
 from ..memory.heap import WATCH
 from ..memory.scratch import SCRATCH
@@ -30,7 +32,7 @@ from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import vacate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
-from .island import run_nodes
+from .island import judge, run_nodes
 from .load import Ready, homes_of_values, load
 
 
@@ -52,6 +54,7 @@ class Execution:
         self.error: Exception | None = None
         self.assigned = assigned
         self.values: dict[int, Any] = {}
+        self.config = stream.config
         self.verified = stream.config.verify
         self.homes = homes_of_values(stream) if self.verified else {}
         BACKLOG.serial += 1
@@ -79,6 +82,9 @@ class Execution:
                 watch.begin(region)
             if not (region.outputs and all(v in self.values for v in region.outputs)):
                 try:
+                    large = executable is not None and executable.needs > free.ASKED
+                    if large and self._is_too_large(region, executable):  # type: ignore[arg-type]
+                        executable = None
                     if executable is None or any(v not in self.values for v in region.inputs):
                         # Node by node, what does not depend on a failure goes on.
                         run_nodes(self.nodes, region, self.values)
@@ -93,6 +99,18 @@ class Execution:
             self.next += 1
         if self.error is not None:
             raise self.error
+
+    def _is_too_large(self, region: Region, executable: Executable) -> bool:
+        """Whether a region needs more memory at once than there is, so that ATen is to run it, op by op."""
+        there = free.lacks(executable.needs)
+        if there is None:
+            return False
+        needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
+        why = f"XLA needs {needed} at once for {executable.name}, and {has} are free"
+        for node in {self.nodes[i].op: self.nodes[i] for i in region.nodes}.values():
+            judge(self.config, node.op, node.place, why)
+            LOG.emit("island", op=str(node.op), reason=why, site=str(describe(node.place)))
+        return True
 
     def _xla(self, region: Region, executable: Executable) -> None:
         args = [as_array(self.values[v]) for v in region.inputs]
