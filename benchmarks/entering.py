@@ -28,25 +28,32 @@ TURN_S = 0.5  # processor time that a process works in its turn
 AGAIN_S = 2.0
 
 
-def _around(step: Step, wanted_s: float, stack: ExitStack) -> None:
-    if not hasattr(stack, "opened"):
+class Contexts(ExitStack):
+    """Those that stay open from turn to turn."""
+
+    opened = False
+
+
+def _around(step: Step, wanted_s: float, stack: Contexts) -> None:
+    if not stack.opened:
         stack.enter_context(SYSTEMS["fused"].enter())
-        stack.opened = True  # type: ignore[attr-defined]
+        stack.opened = True
     _plain(step, wanted_s, stack)
 
 
-def _plain(step: Step, wanted_s: float, stack: ExitStack) -> None:
+def _plain(step: Step, wanted_s: float, stack: Contexts) -> None:
     step()
 
 
-def _each(step: Step, wanted_s: float, stack: ExitStack) -> None:
+def _each(step: Step, wanted_s: float, stack: Contexts) -> None:
     with SYSTEMS["fused"].enter():
         step()
 
 
-def _again(step: Step, wanted_s: float, stack: ExitStack) -> None:
+def _again(step: Step, wanted_s: float, stack: Contexts) -> None:
     began = time.thread_time()
     with SYSTEMS["fused"].enter():
+        step()
         while time.thread_time() - began < wanted_s:
             step()
 
@@ -56,7 +63,7 @@ class Way:
     """One column: `go` does at least one step, with as many contexts as it takes."""
 
     about: str
-    go: Callable[[Step, float, ExitStack], None]
+    go: Callable[[Step, float, Contexts], None]
     turn_s: float = TURN_S
 
 
@@ -83,7 +90,7 @@ def work(workload: str, way: str, size: Size) -> None:
     if way != "plain":
         with SYSTEMS["fused"].enter():  # load it
             pass
-    with ExitStack() as stack:
+    with Contexts() as stack:
         for _ in sys.stdin:
             began, before, took = time.thread_time(), done, 0.0
             while took < chosen.turn_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, environment, first_steps, index_checks, measure, model_programs, probe, table
+from benchmarks import check, entering, environment, first_steps, index_checks, measure, model_programs, probe, table
 from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
 from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
@@ -457,3 +458,14 @@ def test_the_cost_of_checks_is_measured(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(index_checks, "_programs", lambda: {"an index": lambda: torch.ones(4)[torch.tensor([1])]})
     index_checks.main()
     assert re.search(r"\| an index \| \d+\.\d\d \| \d+\.\d\d \|", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("way", entering.WAYS)
+def test_steps_are_counted_wherever_contexts_are_entered(
+    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(entering.WAYS, way, replace(entering.WAYS[way], turn_s=1e-3))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
+    entering.work("tiny", way, "tiny")
+    turns = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert len(turns) == 2 and all(int(steps) > 0 and float(took) >= 1e-3 for steps, took in turns)

@@ -14,6 +14,7 @@ from fused_eager.tracing import infer as module
 from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
 from fused_eager.tracing.opinfo import Kind, info_of
 from tests.op_db import OP_DB
+from tests.semantics.programs import in_process
 
 aten = torch.ops.aten
 
@@ -208,3 +209,16 @@ def test_convolutions_and_batch_norm_in_all_formats(
         asked.append(module._meta_suffices(op, args, tensors))
     plain = kernel == 3 and of_image is of_weight is torch.contiguous_format
     assert asked == [plain, plain, True, True, False, True]
+
+
+def test_what_torch_runs_alone_needs_none_of_it() -> None:
+    """A second of torch's compiler is imported when something is to be compiled, and not before."""
+    said = in_process("""
+        import sys, torch
+        from fused_eager import fused_eager
+        with fused_eager(compile="auto", native="measured"):
+            print((torch.ones(3) + 1).tolist(), "torch._dynamo" in sys.modules)
+        with fused_eager(compile="wait"):
+            print((torch.ones(3) + 1).tolist(), "torch._dynamo" in sys.modules)
+    """)
+    assert said == "[2.0, 2.0, 2.0] False\n[2.0, 2.0, 2.0] True\n"
