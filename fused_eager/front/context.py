@@ -222,9 +222,10 @@ class fused_eager:
     @staticmethod
     def _open(config: Config, place: Any) -> None:
         signals.hold()
+        guarded = False
         try:
             door = parking.take(place, config)
-            again = door is not None
+            again = guarded = door is not None
             if door is None:
                 leaving.arrange()
                 heap.share_arena()
@@ -234,6 +235,7 @@ class fused_eager:
                     infer.load()
                 door = FrontDoor(config)
                 guards.install()
+                guarded = True
             else:
                 door.reopen(config)
             if "torch._dynamo.trace_rules" in sys.modules:
@@ -242,6 +244,8 @@ class fused_eager:
                 ALLOWANCE.enter(door.stream.spell)
             aside.enter(door, place, again)
         except BaseException:
+            if guarded:
+                guards.uninstall()
             signals.release()
             raise
         THREAD.door = door

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.front import guards, parking
+from fused_eager.front import aside, guards, parking
 from fused_eager.front.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.memory.buffers import TABLE, sweep
@@ -240,3 +240,24 @@ def test_an_op_that_is_taken_apart_leaves_the_door_where_it_is() -> None:
             door.come_back()
             assert (torch.ones(2) + 1).tolist() == [2.0] * 2
         assert not stack() and not door._pushed
+
+
+@pytest.mark.parametrize("before", [0, 6])
+def test_an_entry_that_fails_leaves_nothing_behind(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ValueError("as the context is entered")
+
+    def enter() -> None:
+        with fused_eager():
+            pass
+
+    for _ in range(before):
+        enter()
+    users = guards._users
+    with monkeypatch.context() as patch:
+        patch.setattr(aside, "enter", fail)
+        with pytest.raises(ValueError, match="as the context is entered"):
+            enter()
+    assert current_mode() == "off" and not stack() and guards._users == max(users - 1, 0)
+    enter()
+    assert current_mode() == "off" and not stack()
