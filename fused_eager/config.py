@@ -89,7 +89,7 @@ class Config:
     cache_wait: float = _row(60.0, "seconds to wait for another process that compiles the same region", minimum=0)
     cache_timeout: float = _row(5.0, "seconds that one read from a shared store may take", minimum=0.01)
     cache_lease: float = _row(10.0, "seconds after which a process that died while compiling is replaced", minimum=0.1)
-    validate: bool | None = _row(None, "check each plan before it runs; auto: in modes debug and strict")
+    validate: bool | None = _row(None, "check what each stage hands on; auto: in modes debug and strict")
     progress: bool = _row(True, "after one second of waiting, say what is being waited for")
 
     def __post_init__(self) -> None:

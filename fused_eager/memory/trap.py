@@ -10,8 +10,8 @@ View ops never touch the data pointer, so they work on a trapped storage.
 
 What observes each op with its operands (`torch.profiler.profile(record_shapes=True)`, an execution trace) asks for the
 data pointer too, to tell storages apart, and cannot do with an error: it loses its place among the operands. As long as
-such is there storages are `labelled` instead. The pointer may be asked for, but not for writing, and leads nowhere: a bit
-is set in it that no address of a process has, on x86-64 or ARM. Whoever goes there ends the process, and reads no
+such is there storages are `labelled` instead. The pointer may be asked for, but not for writing, and it leads nowhere:
+a bit is set in it that no address of a process has, on x86-64 or ARM. Whoever goes there ends the process, and reads no
 garbage.
 
 Torch 2.13 can exchange what two storages hold; for older ones that is done here, where it lives as well.

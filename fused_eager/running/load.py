@@ -32,7 +32,7 @@ from ..planning import budget, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY
-from . import contest
+from . import contest, validate
 from .island import judge
 
 
@@ -193,6 +193,8 @@ def forget() -> None:
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     nodes, homes, config = work.nodes, work.homes, work.config
     ahead: dict[int, str] = {}
+    if config.validates:
+        validate.recorded(nodes, homes)
     if config.measures and not config.waits:
         with precision.as_of(work.switches):
             ahead = contest.islands(nodes, work.live, homes, settings(config))
@@ -211,6 +213,8 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         except NodeFailed as failed:
             _make_island(config, nodes[failed.index], failed.reason)
             continue
+        if config.validates:
+            validate.loaded(made, executables, nodes)
         if not checked:
             asking = [(r, c) for r, e in zip(made.regions, executables, strict=True) if e for c in e.checks]
             plan.CHECKING.update(nodes[r.nodes[c.node]].signature[0] for r, c in asking)  # type: ignore[index]

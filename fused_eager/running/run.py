@@ -29,7 +29,7 @@ from ..planning.plan import Region
 from ..quiet import unobserved
 from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
-from . import vacate, verify
+from . import vacate, validate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
 from .island import judge, run_nodes
@@ -56,7 +56,10 @@ class Execution:
         self.values: dict[int, Any] = {}
         self.config = stream.config
         self.verified = stream.config.verify
-        self.homes = homes_of_values(stream) if self.verified else {}
+        self.validates = stream.config.validates and not ready.varies
+        self.homes = homes_of_values(stream) if self.verified or self.validates else {}
+        if self.validates:
+            validate.bound(assigned, self.homes)
         BACKLOG.serial += 1
         self.launch = BACKLOG.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
@@ -119,6 +122,8 @@ class Execution:
         vectors = numbers(self.nodes, region, self.launch.numbers)
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         outputs, flags = executable.call(*args, *vectors)
+        if self.validates:
+            validate.computed(region, self.nodes, self.homes, outputs)
         if kept is not None:
             outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)

@@ -86,8 +86,9 @@ def is_part(some: list[Row], of: list[Row]) -> bool:
 # What a dispatch mode is asked for, in one step. What their kernels call in eager is not called where XLA computes.
 STEP = {
     "aten::addmm": 2, "aten::relu": 1, "aten::native_layer_norm": 1, "aten::_log_softmax": 1,
-    "aten::nll_loss_forward": 1, "aten::native_layer_norm_backward": 1, "aten::threshold_backward": 1, "aten::mm": 3, "AddmmBackward0": 2,
-    "ReluBackward0": 1, "torch::autograd::AccumulateGrad": 6, "forward": 1, "aten::nll_loss_backward": 1,
+    "aten::nll_loss_forward": 1, "aten::nll_loss_backward": 1, "aten::native_layer_norm_backward": 1,
+    "aten::threshold_backward": 1, "aten::mm": 3, "AddmmBackward0": 2, "ReluBackward0": 1,
+    "torch::autograd::AccumulateGrad": 6, "forward": 1,
 }  # fmt: skip
 
 
