@@ -161,7 +161,8 @@ def multi_margin_loss_backward(
     slope = where(z > 0, np.ones((), x.dtype), zeros((), x.dtype)) if p == 1 else z + z
     slope = slope if w is None else slope * w
     slope = slope * (_grad_of(grad_output, x.shape[0], reduction)[:, None] / as_array(x.shape[1], x.dtype))
-    return where(here, -lax.reduce_sum(slope, (1,))[:, None], slope).reshape(self.shape)
+    # A difference, as in eager: -0.0 it is not.
+    return where(here, np.zeros((), x.dtype) - lax.reduce_sum(slope, (1,))[:, None], slope).reshape(self.shape)
 
 
 def _labels(cx: Context, x: Any, target: Any) -> tuple[Any, Any, Any]:
