@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, sum_over, total, upcast
+from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, running, sum_over, total, upcast
 from .elementwise import need, spread
 from .lowering import Context
 from .rule import OpClass, rule
@@ -57,7 +57,7 @@ def layer_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight:
     mean, _, squares = moments(x, axes)
     rstd = reciprocal_root(quotient(squares, count(x, axes)), eps)
     centre, scale = apart(cx, x, mean, rstd)
-    return affine((x - centre) * scale, weight, bias), mean, rstd
+    return affine((x - centre) * scale, weight, bias), running(mean), rstd
 
 
 @rule("native_layer_norm_backward.default", OpClass.NORMALIZATION)
@@ -134,7 +134,7 @@ def group_norm(
         offset = offset + lax.reshape(upcast(bias).astype(x.dtype), (1, group, C // group, 1))
     slope, offset = apart(cx, x, slope, offset)
     y = x * slope + offset
-    return lax.reshape(y, input.shape), lax.reshape(mean, (N, group)), lax.reshape(rstd, (N, group))
+    return lax.reshape(y, input.shape), lax.reshape(running(mean), (N, group)), lax.reshape(rstd, (N, group))
 
 
 @rule("native_group_norm_backward.default", OpClass.NORMALIZATION)
