@@ -546,11 +546,46 @@ def uneven_before(rank: int, context: Context) -> Any:
 def zero_optimizer(rank: int, context: Context) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return train(
-        rank,
-        context,
-        optimizer=lambda p, lr: ZeroRedundancyOptimizer(p, optimizer_class=torch.optim.Adam, lr=lr),
-    )
+    def shards(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=lr, momentum=0.9)
+
+    return train(rank, context, optimizer=shards)
+
+
+def fully_sharded(rank: int, context: Context) -> Any:
+    """Torch's other way to shard, which has no reducer."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with context():
+        net = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+        opt = momentum(net.parameters())
+        losses = []
+        for x, y in batches(rank, 4):
+            opt.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            opt.step()
+            losses.append(loss.detach())
+    return [float(a) for a in losses]
+
+
+def sharded_by_parameter(rank: int, context: Context) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with context():
+        net = network()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(net, mesh=mesh)
+        opt = momentum(net.parameters())
+        losses = []
+        for x, y in batches(rank, 4):
+            opt.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            opt.step()
+            losses.append(loss.detach())
+    return [float(a) for a in losses]
 
 
 def refused(rank: int, context: Context) -> Any:
