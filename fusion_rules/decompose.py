@@ -41,8 +41,10 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether an overload is nothing but calls of others."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    """Whether an overload is nothing but calls of others. A few have a kernel for CPUs besides, which eager calls, and
+    which takes what the composition does not (`native_channel_shuffle` of nothing)."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
 
 
 def geometry_of(t: torch.Tensor) -> Geometry:

@@ -98,7 +98,7 @@ def roll(cx: Context, self: Any, shifts: Sequence[int], dims: Sequence[int] = ()
     return self
 
 
-@rule("channel_shuffle.default", OpClass.SHAPE)
+@rule(["channel_shuffle.default", "native_channel_shuffle.default"], OpClass.SHAPE)
 def channel_shuffle(cx: Context, self: Any, groups: int) -> Any:
     n, c, *rest = self.shape
     return self.reshape((n, groups, c // groups, *rest)).swapaxes(1, 2).reshape(self.shape)
