@@ -87,11 +87,11 @@ def divide(x: Any, y: Any) -> Any:
     """`x / y` for floats, correctly rounded.
 
     XLA would multiply by the reciprocal of a divisor that it sees to be broadcast: 49 / 49 is less than 1 then, and
-    x / 1e38 is 0. Behind a barrier it is an array like any other; the barrier is gone before loops are fused, so it
-    costs nothing.
+    x / 1e38 is 0. And of `x / a / b` it would make `x / (a * b)`, where the product may be 0 or infinite. Behind
+    barriers they are arrays like any others; a barrier is gone before loops are fused, so it costs nothing.
     """
     x, y = together(x, y)
-    return lax.div(x, lax.optimization_barrier(y))
+    return lax.div(lax.optimization_barrier(x), lax.optimization_barrier(y))
 
 
 def isnan(x: Any) -> Any:

@@ -68,6 +68,16 @@ def rsqrt(x: Any) -> Any:
     return where(x == 0, quotient, where(x < 0, as_array(math.nan, x.dtype), lax.sqrt(quotient)))
 
 
+def _sqrt(x: Any) -> Any:
+    """The root. Of a square XLA would make the absolute value, though the square is infinite."""
+    return lax.sqrt(lax.optimization_barrier(x))
+
+
+def _exp(x: Any) -> Any:
+    """The exponential. Of a product of two XLA would make that of a sum, though one of them is infinite."""
+    return lax.optimization_barrier(lax.exp(x))
+
+
 def _log_in(base: float) -> Any:
     """A logarithm that is whole at powers of its base, as in eager: `floor(log10(1000))` has to be 3."""
 
@@ -145,7 +155,7 @@ enter_unary(
         "cos": trigonometry.cos,
         "cosh": _cosh,
         "deg2rad": lambda x: x * as_array(math.pi / 180, x.dtype),
-        "exp": lax.exp,
+        "exp": _exp,
         "exp2": exp2,
         "expm1": lax.expm1,
         "log": lax.log,
@@ -159,7 +169,7 @@ enter_unary(
         "sin": trigonometry.sin,
         "sinc": _sinc,
         "sinh": _sinh,
-        "sqrt": lax.sqrt,
+        "sqrt": _sqrt,
         "tan": trigonometry.tan,
         "tanh": lax.tanh,
     },

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 # What a row may accept. There is none for a NaN of eager's that is a number here: that is never accepted, but where
 # the NaN comes of numbers that eager has let become infinite on the way ("overflows"), in another order of additions.
-KINDS = frozenset({"overflows", "makes NaN", "infinite", "values", "sign of zero", "raises", "looks"})
+KINDS = frozenset(
+    {"overflows", "infinite complex", "makes NaN", "infinite", "values", "sign of zero", "raises", "looks"}
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("cycle",),
         "gradients of what is broadcast are sums, and some of its numbers are so large that two of them are infinite: "
         "the order of additions decides whether such a sum meets an infinity of the other sign",
+    ),
+    Accepted(
+        ("*",),
+        ("infinite complex",),
+        ("*",),
+        "of complex numbers with an infinite part eager's formulas make NaN where C has a number: inf + inf, 1 / inf",
     ),
     Accepted(
         ("fmax", "fmin"),

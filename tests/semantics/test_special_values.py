@@ -50,6 +50,22 @@ def test_nan_is_not_hidden(program: Callable[[], torch.Tensor], mode: str) -> No
     assert torch.equal(want.nan_to_num(), got.nan_to_num())
 
 
+small, large = torch.full((64,), 1e-20), torch.full((64,), 1e30)
+
+
+@pytest.mark.parametrize("program", [
+    lambda: small * 1e5 / small / small,  # 1e25, but small * small is 0
+    lambda: small / (small / large),
+    lambda: (large * large).sqrt(),
+    lambda: (small * 1e22).exp() * (small * -5e21).exp(),
+], ids=["quotients", "quotient of a quotient", "root of a square", "exponentials"])
+def test_what_is_too_large_on_the_way_stays_infinite(program: Callable[[], torch.Tensor]) -> None:
+    want = program()
+    with fused_eager(compile="wait", native="never", progress=False):
+        got = program()
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
 def _flushes(product: float) -> bool:
     return product == 0.0
 
