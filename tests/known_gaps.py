@@ -1,7 +1,7 @@
 """Promises that are tested and not kept yet: one row each, with the reason.
 
-A row names a test by a part of its id. The test still runs; it is reported as an expected failure, counted, and as an
-unexpected pass once the gap is closed, which is when its row goes.
+A row names a test by a part of its id, or by several with spaces between them. The test still runs; it is reported as
+an expected failure, counted, and as an unexpected pass once the gap is closed, which is when its row goes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import torch
 
 GAPS: dict[str, str] = {
     "autocast_begins_before_the_flush": "bfloat16 products round in another order than ATen's",
-    "-histc]": "the text of the check does not give the range that is not finite",
+    "at_the_next_sync_at_the_latest[ -histc]": "the text of the check does not give the range that is not finite",
+    "nobody_reads_the_result[ -histc]": "the text of the check does not give the range that is not finite",
+    "the_same_ops_went_well[ -histc]": "the text of the check does not give the range that is not finite",
     "test_of_many_threads_one_swaps[fsspec-file]": "a directory behind fsspec has no compare-and-set: two may win",
     "test_values_that_are_not_finite_raise": "whether LAPACK refuses them depends on its build; eager may return zeros",
     "-exact_floats]": "XLA:CPU flushes subnormal numbers to zero, 5e-324 here",
@@ -26,4 +28,4 @@ if torch.__version__.startswith("2.11."):
 
 def reason_for(nodeid: str) -> str | None:
     """Why a test is expected to fail; None if it is expected to pass."""
-    return next((reason for part, reason in GAPS.items() if part in nodeid), None)
+    return next((reason for row, reason in GAPS.items() if all(part in nodeid for part in row.split())), None)
