@@ -44,7 +44,10 @@ def launch(
         for rank in range(world):
             with open(f"{folder}/{rank}.out", "wb") as out, open(f"{folder}/{rank}.err", "wb") as err:
                 command = [sys.executable, "-m", "tests.distributed.ranks", str(rank), str(world), json.dumps(task)]
-                env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+                # The options of the tests' own process are not those of the ranks; who follows is.
+                kept = {"FUSED_EAGER_FOLLOWER"}
+                own = {k: v for k, v in os.environ.items() if k in kept or not k.startswith("FUSED_EAGER_")}
+                env = {**own, "OMP_NUM_THREADS": "1", **(environment or {})}
                 processes.append(subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=env))
         deadline = time.monotonic() + seconds
         try:

@@ -34,9 +34,7 @@ WAIT = {"compile": "wait", "native": "never"}
 
 def check(names: list[str], options: dict[str, Any], folder: Path, world: int = 2) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    environment = {"FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(folder)}
-    environment |= {"FUSED_EAGER_NATIVE": "auto", "FUSED_EAGER_COMPILE": "auto"}
-    said = launch(names, options, world, environment, seconds=540)
+    said = launch(names, options, world, {"FUSED_EAGER_CACHE_DIR": str(folder)}, seconds=540)
     wrong = {f"{name}, rank {rank}": out[name] for rank, out in enumerate(said) for name in names if out[name]}
     assert not wrong, "\n".join(f"{place}: {why}" for place, why in wrong.items())
 
