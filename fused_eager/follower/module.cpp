@@ -69,6 +69,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   R.is_internal = names.kept("is_internal");
   R.count = names.kept("count");
   R.was_read = names.kept("was_read");
+  R.read_again = names.kept("read_again");
   R.flags_at = number(names.of("flags_at"));
   R.unwritten = PyLong_AsVoidPtr(names.of("unwritten"));
   R.unwritten_least = number(names.of("unwritten_least"));

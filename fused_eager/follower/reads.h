@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "runtime.h"
 
 namespace fused_eager {
@@ -20,8 +22,23 @@ struct Reader {  // a method: what it takes goes on to the original as it is
   PyObject *original, *attributes;
 };
 
+// Where torch lets no mode see the read, the trap refuses it: Python finishes the value, and reads again.
+PyObject* read_again(PyObject* original, PyObject* const* arguments, size_t count) {
+  if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return nullptr;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  const Ref held_type(type), error(value), held_trace(trace);
+  if (trace != nullptr) PyException_SetTraceback(value, trace);
+  std::vector<PyObject*> given{value, original};
+  given.insert(given.end(), arguments, arguments + PyVectorcall_NARGS(count));
+  return PyObject_Vectorcall(R.read_again, given.data(), given.size(), nullptr);
+}
+
 PyObject* read(PyObject* self, PyObject* const* arguments, size_t count, PyObject* names) {
-  Ref number(PyObject_Vectorcall(reinterpret_cast<Reader*>(self)->original, arguments, count, names));
+  PyObject* const original = reinterpret_cast<Reader*>(self)->original;
+  Ref number(PyObject_Vectorcall(original, arguments, count, names));
+  if (!number) number = Ref(read_again(original, arguments, count));
   if (!number) return nullptr;
   if (overlooks_until > 0 && monotonic() < overlooks_until) {
     ++overlooked_reads;

@@ -50,6 +50,7 @@ struct Runtime {
   PyObject *is_awaited = nullptr, *with_scalars = nullptr, *passed_elsewhere = nullptr;
   PyObject *treatment_of = nullptr, *settings_of = nullptr, *is_internal = nullptr, *count = nullptr;
   PyObject* was_read = nullptr;  // told of each read that is not overlooked
+  PyObject* read_again = nullptr;  // reads what the trap has refused
   int64_t flags_at = 0;       // of the three flags in `StorageImpl` by which a storage is trapped
   void* unwritten = nullptr;  // where the addresses without memory begin
   int64_t unwritten_least = 0, unwritten_most = 0;  // bytes of the tensors that lie over them

@@ -83,6 +83,7 @@ def load(path: Path) -> ModuleType:
         is_internal=site.is_internal,
         count=LOG.count,
         was_read=readers.was_read,
+        read_again=readers.read_again,
         flags_at=trap.FLAGS_AT,
         unwritten=unwritten.address(),
         unwritten_least=unwritten.LEAST,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from ..recording.native import nothing_is_pending
 from ..running import run
 from ..tracing import infer
 from ..tracing.allowance import ALLOWANCE, limits
-from . import aside, guards, leaving, parking, signals, threads
+from . import aside, guards, leaving, parking, refusals, signals, threads
 from .aside import turned
 from .intercept import FrontDoor, boundary, passed_sync
 from .threads import THREAD, ThreadState
@@ -154,6 +153,7 @@ class fused_eager:
                 "in its body was closed, or ended, by another thread)"
             )
         self._entered.remove(threading.get_ident())
+        refusals.explain(error)
         thread = THREAD
         thread.configs.pop()
         writer = thread.writers.pop()
@@ -238,8 +238,6 @@ class fused_eager:
                 guarded = True
             else:
                 door.reopen(config)
-            if "torch._dynamo.trace_rules" in sys.modules:
-                guards.hide_from_dynamo()
             if limits(config):
                 ALLOWANCE.enter(door.stream.spell)
             aside.enter(door, place, again)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.random
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -30,14 +31,10 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, collecting, distribution, profiling, readers, reducers
+from . import aside, collecting, composites, distribution, profiling, readers, reducers, tracers
 from .intercept import FrontDoor, passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
-
-# Their checks fail under any dispatch mode, torch's own included: they run on finished tensors, natively.
-TRACERS: tuple[str, ...] = ("trace", "trace_module")
-PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
 
 _lock = threading.Lock()
 _users = 0
@@ -72,6 +69,33 @@ def _patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 def _stands(owner: Any, name: str) -> bool:
     """Whether what was put in place of `owner.name` is there still."""
     return vars(owner).get(name) is _made[owner, name][1]
+
+
+def _recode(function: Any, body: Any, helper: Callable[..., Any]) -> None:
+    """Have a function of torch's run `body`, which finds `helper` by its name. It stays the function that all know."""
+    before, names = function.__code__, function.__globals__
+    code = body.__code__.replace(
+        co_name=before.co_name, co_filename=before.co_filename, co_firstlineno=before.co_firstlineno
+    )
+    names[helper.__name__] = helper
+    function.__code__ = code
+
+    def undo() -> None:
+        if function.__code__ is code:
+            function.__code__ = before
+        names.pop(helper.__name__, None)
+
+    _undo.callback(undo)
+
+
+def _set_rng_state(new_state: Any) -> None:
+    default_generator.set_state(_fused_eager_finished(new_state))  # type: ignore[name-defined]  # noqa: F821
+
+
+def _fused_eager_finished(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        readers.settled(state, readers.Guard(torch.random, "set_rng_state"))
+    return state
 
 
 def _settle_everything(reason: Reason) -> None:
@@ -135,46 +159,12 @@ def _before_put(original: Callable[..., Any]) -> Callable[..., Any]:
     return put
 
 
-def hide_from_dynamo() -> None:
-    """Tell torch's compiler not to trace the library itself when it runs inside a context."""
-    from torch._dynamo import trace_rules as rules
-
-    # Once: each time makes torch's list, and the pattern made of it, longer.
-    if not hasattr(rules, "_fused_eager_told"):
-        for package in PACKAGES:
-            rules.add(package)
-        rules._fused_eager_told = True  # type: ignore[attr-defined]
-
-
-def _before_compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        hide_from_dynamo()
-        # Dynamo compiles nothing below a dispatch mode: the function runs as written, which `fullgraph` would refuse.
-        if kwargs.get("fullgraph") and current_door() is not None:
-            kwargs["fullgraph"] = False
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _natively(reason: Reason) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            _settle_everything(reason)
-            return natively(original, *args, **kwargs)
-
-        return call
-
-    return make
-
-
+@functools.cache  # one for both modules that know its name: torch itself puts one in the place of the other
 def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         door = current_door()
-        if door is None:
+        if door is None or not kwargs.get("accumulate_grad"):  # `autograd.grad` leaves no gradients, and cuts nothing
             return original(*args, **kwargs)
         reducers.attach()
         try:
@@ -231,10 +221,16 @@ def install() -> None:
             _patch(guard.owner, guard.name, functools.partial(readers.settling, guard))
         for name in readers.NUMBERS:
             _patch(torch.Tensor, name, readers.noticing)
-        for name in TRACERS:
-            _patch(torch.jit, name, _natively(Reason("sync.memory", f"torch.jit.{name}")))
-        _patch(torch, "compile", _before_compile)
-        _patch(torch.autograd, "backward", _after_backward)
+        _patch(torch.Tensor, "__new__", readers.constructing)
+        for owner, name in tracers.TORCHSCRIPT:
+            _patch(owner, name, tracers.traced_natively)
+        tracers.hide_from_dynamo()
+        _patch(torch._dynamo, "optimize", tracers.with_breaks)
+        if hasattr(torch._dynamo.eval_frame, tracers.COUNT):
+            _patch(torch._dynamo.eval_frame, tracers.COUNT, tracers.uncounted)
+        for owner in (torch.autograd, torch.autograd.graph):
+            _patch(owner, "_engine_run_backward", _after_backward)
+        _recode(torch.random.set_rng_state, _set_rng_state, _fused_eager_finished)
         _patch(threading.Thread, "start", _before_start)
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _before_submit)
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
@@ -245,7 +241,7 @@ def install() -> None:
         profiling.look()
         _undo.callback(profiling.forget)
         _undo.callback(reducers.detach)
-        _undo.callback(readers.meet_composites())
+        _undo.callback(composites.meet_composites())
         _undo.callback(collecting.watch())
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)

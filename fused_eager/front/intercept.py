@@ -14,6 +14,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager.fusion_rules.lowering import leaves
+
 from .. import follower, profiled, quiet
 from ..choosing.pace import Pace
 from ..compiling import background
@@ -21,7 +23,7 @@ from ..config import Config
 from ..log import site
 from ..log.events import LOG
 from ..log.reasons import OUTSIDE, Reason
-from ..memory.buffers import LOCK
+from ..memory.buffers import LOCK, TABLE, buffer_of, has_memory
 from ..recording import elsewhere, native, record, rounds
 from ..recording.native import nothing_is_pending
 from ..running import choices, run
@@ -38,7 +40,7 @@ _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
 
 
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
     """Whether tensors of this type behave below autograd like torch.Tensor: no `__torch_dispatch__` of their own."""
     found = _plain_types.get(kind)
     if found is None:
@@ -124,7 +126,8 @@ class FrontDoor(StepsAside):
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
-            if not _is_plain(kind):
+            if not is_plain(kind):
+                _leave_to_subclass(args, kwargs)
                 return NotImplemented
         if pace.waiting:
             self._begin(func, args)
@@ -246,7 +249,8 @@ class FrontDoor(StepsAside):
             return native.run_now(stream, info, args, kwargs, "its decomposition is not in Python's reach")
         if kind is Kind.METADATA:
             if "resize" in info.op._schema.name or info.op._schema.name == "aten::set_":
-                return native.change_storage(stream, info, args, kwargs)
+                with torch._C.DisableTorchFunction():  # `set_` comes here without asking a subclass's function first
+                    return native.change_storage(stream, info, args, kwargs)
             return quiet.through(info.op, args, kwargs)
         LOG.count(f"sync {info.op}")
         place, waits = site.here(), native.is_away([args, kwargs])
@@ -265,6 +269,17 @@ class FrontDoor(StepsAside):
         if kind is not Kind.CHECK:  # in the middle of a function that hands out tensors: the program reads nothing
             looked_at(stream, place, waits)
         return out
+
+
+def _leave_to_subclass(args: Any, kwargs: Any) -> None:
+    """Before a `__torch_dispatch__` of the program's gets an op: what it does with memory of its own tensors, below all
+    modes, nobody sees."""
+    if TABLE:
+        for t in leaves([args, kwargs or {}]):
+            if isinstance(t, torch.Tensor) and not is_plain(type(t)) and type(t) is not FakeTensor and has_memory(t):
+                b = buffer_of(t)
+                if b is not None:
+                    run.settle(b, Reason("sync.memory", f"{type(t).__name__}.__torch_dispatch__"))
 
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:

@@ -10,6 +10,7 @@ import copyreg
 import functools
 import math
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,20 +20,20 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
-from torch._C import DispatchKey
-from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fused_eager.fusion_rules.lowering import leaves
 
 from .. import follower
 from ..log import site
 from ..log.reasons import Reason
+from ..memory import trap
 from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ..quiet import stack, without
 from ..recording import native
 from ..running import run
 from . import aside
-from .intercept import FrontDoor, looked_at
+from .intercept import FrontDoor, is_plain, looked_at
 from .threads import THREAD, current_door
 
 
@@ -70,12 +71,6 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "is_shared"),
     Guard(torch.Tensor, "__reduce_ex__"),
     Guard(torch.Tensor, "new", operands=True),
-    Guard(torch, "tensor", operands=True),
-    Guard(torch, "as_tensor", operands=True),
-    Guard(torch, "asarray", operands=True),
-    Guard(torch, "sparse_coo_tensor", operands=True),
-    Guard(torch, "from_dlpack", exposes=True),
-    Guard(torch, "set_rng_state"),
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
     Guard(torch.Tensor, "__repr__"),
@@ -99,45 +94,28 @@ NUMBERS: tuple[str, ...] = ("item", "__bool__", "__int__", "__float__", "__compl
 
 PLAIN = (float, int, bool, type(None), complex, str, bytes)  # cannot hold a tensor; numbers come by the million
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_listed = torch.Tensor.tolist  # the unpatched one
 
 
-def _between_0_and_1(self: torch.Tensor, q: torch.Tensor) -> None:
-    comparable = self.dtype is q.dtype and q.dim() <= 1 and self.numel() > 0  # else the composite says what is wrong
-    if comparable and not all(0 <= value <= 1 for value in _listed(q.reshape(-1))):
-        raise RuntimeError("quantile() q values must be in the range [0, 1]")
+def _holds_others(t: torch.Tensor) -> bool:
+    """Whether a tensor's values are those of tensors that it holds where we do not look: it is sparse or nested, or of
+    a class with a `__torch_dispatch__`."""
+    return not (has_memory(t) and is_plain(type(t))) and t.device.type == "cpu" and not isinstance(t, FakeTensor)
 
 
-@dataclass(frozen=True)
-class ReadingComposite:
-    """A composite in C++ that reads the memory of an operand (at `position`) before it dispatches anything, or, where
-    a mode is active, leaves out the `check` for which it would. Whoever has imported the function itself passes by a
-    patched name, so these are met in the dispatcher.
-    """
-
-    op: OpOverload
-    position: int
-    check: Callable[[torch.Tensor, torch.Tensor], None] | None = None
-
-
-READING_COMPOSITES: tuple[ReadingComposite, ...] = (
-    ReadingComposite(torch.ops.aten.tensor_split.tensor_indices_or_sections, 1),
-    ReadingComposite(torch.ops.aten.quantile.default, 1, _between_0_and_1),
-    ReadingComposite(torch.ops.aten.nanquantile.default, 1, _between_0_and_1),
-)
-
-
-def _memory_of(t: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage | None:
-    """The memory in which a tensor has its values; None where it has none of its own."""
-    if isinstance(t, torch.UntypedStorage):
-        return t
-    return storage_of(t) if has_memory(t) else None
-
-
-def _settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
+def settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     """Have a tensor's memory hold its value. Returns whether it did not before."""
-    storage = _memory_of(t)
-    if storage is None or storage.device.type != "cpu":
+    if isinstance(t, torch.UntypedStorage):
+        storage = t
+    elif _holds_others(t):
+        if not TABLE:
+            return False
+        run.settle_all(Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
+        return True
+    elif has_memory(t):
+        storage = storage_of(t)
+    else:
+        return False
+    if storage.device.type != "cpu":
         return False
     with LOCK:
         b = TABLE.get(storage._cdata)
@@ -182,7 +160,9 @@ class StandIn:
 
     def __reduce__(self) -> Any:
         owner, name = self._guard.owner, self._guard.name
-        return name if isinstance(owner, ModuleType) else (getattr, (owner, name))
+        if isinstance(owner, ModuleType):
+            return pkgutil.resolve_name, (f"{owner.__name__}:{name}",)
+        return getattr, (owner, name)
 
 
 def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
@@ -201,7 +181,7 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, (torch.Tensor, torch.UntypedStorage)):
                 with torch._C.DisableTorchFunction():
-                    waited.append(_settled(a, guard))
+                    waited.append(settled(a, guard))
             elif guard.operands and type(a) not in PLAIN and isinstance(a, Sequence):
                 run.settle_all(Reason("sync.memory", guard.name))  # a sequence of another kind, of whatever it holds
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
@@ -219,7 +199,7 @@ def _read_alone(door: FrontDoor, guard: Guard, original: Callable[..., Any], arg
     reads = bool(args) and isinstance(args[0], (torch.Tensor, torch.UntypedStorage))
     if reads and (guard.exposes or guard.resizes):
         with torch._C.DisableTorchFunction():
-            _settled(args[0], guard)
+            settled(args[0], guard)
     out = natively(original, *args, **kwargs)
     if reads:
         aside.read(door)
@@ -244,9 +224,17 @@ def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
         copyreg.pickle(type(made), lambda reader: (getattr, (torch.Tensor, reader.__name__)))
         return functools.update_wrapper(made, original)
 
-    @functools.wraps(original)
-    def read(self: torch.Tensor, *wrong: Any) -> Any:  # loops that do little else feel each argument that may come
-        number = original(self, *wrong) if wrong else original(self)
+    return Reading(Guard(torch.Tensor, original.__name__), original, original)
+
+
+class Reading(StandIn):
+    """The same in Python."""
+
+    def __call__(self, t: torch.Tensor, *wrong: Any) -> Any:  # loops that do little else feel each step that may come
+        try:
+            number = self._original(t, *wrong) if wrong else self._original(t)
+        except RuntimeError as error:
+            number = read_again(error, self._original, t, *wrong)
         door = THREAD.door
         if door is None or door.hidden:
             return number
@@ -257,7 +245,37 @@ def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
         follower.attend()
         return number
 
-    return read
+
+def read_again(error: RuntimeError, original: Callable[..., Any], *args: Any) -> Any:
+    """Read a number where torch let no mode see it: `torch.tensor` reads so what is in the lists it is given, and so do
+    subclasses below their `__torch_dispatch__`. The trap has refused it; it has changed nothing.
+
+    Raises:
+        RuntimeError: `error`, if that was something else.
+    """
+    t = args[0] if args else None
+    if not (trap.is_refusal(error) and isinstance(t, torch.Tensor)):
+        raise error
+    with torch._C.DisableTorchFunction():
+        waited = settled(t, Guard(torch.Tensor, original.__name__))
+    if not waited:
+        raise error
+    return natively(original, *args)
+
+
+def constructing(original: Callable[..., Any]) -> StandIn:
+    """What `torch.Tensor(...)` and its subclasses are made by. Below a mode torch makes a tensor first, and finds then
+    that it is none of the subclass: so our mode is not there. What it is given stays pending: it makes an alias of it.
+    """
+    guard = Guard(torch.Tensor, "__new__")
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        for a in args[1:]:
+            if isinstance(a, torch.UntypedStorage):
+                settled(a, guard)
+        return natively(original, *args, **kwargs)
+
+    return StandIn(guard, original, new)
 
 
 def was_read() -> None:
@@ -287,28 +305,3 @@ def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
     finally:
         door.hidden = False
-
-
-def _settle_first(row: ReadingComposite) -> Callable[..., Any]:
-    op, guard = row.op, Guard(torch.Tensor, row.op._opname)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        _settled(args[row.position], guard)
-        if row.check is not None:
-            row.check(args[0], args[row.position])
-        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-
-    return kernel
-
-
-def meet_composites() -> Callable[[], None]:
-    """Give the reading composites kernels of ours; returns what takes them away again.
-
-    An override in torch's own namespace, for as long as a context is open: there is no Python name that all callers
-    go through.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    for row in READING_COMPOSITES:
-        for key in ("CPU", "AutogradCPU"):
-            library.impl(row.op, _settle_first(row), key)
-    return library._destroy

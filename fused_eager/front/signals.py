@@ -32,7 +32,7 @@ from ..compiling.compile import load_or_compile
 from ..memory.buffers import LOCK
 from ..quiet import inside, stack
 from ..running.run import Execution
-from . import guards, readers
+from . import composites, guards, readers, tracers
 from .threads import current_door
 
 FIRST, LONGEST = 5e-4, 5e-3  # seconds until a signal is sent again: doubled each time
@@ -119,10 +119,13 @@ def _forgets(frame: FrameType | None) -> bool:
     return False
 
 
+_STANDING_IN = tuple(str(module.__file__) for module in (composites, guards, readers, tracers))
+
+
 @functools.cache
 def _is_ours(file: str) -> bool | None:
     """Whether code is the runtime's or the program's; None where it works for either: what called it says for whom."""
-    if file in (guards.__file__, readers.__file__) or file.startswith((*_LIBRARIES, "<frozen ")):
+    if file in _STANDING_IN or file.startswith((*_LIBRARIES, "<frozen ")):
         return None
     if file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED):
         return None

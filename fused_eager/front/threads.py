@@ -20,6 +20,7 @@ from ..memory.buffers import LOCK
 from ..memory.scratch import SCRATCH
 from ..quiet import without
 from ..running import run
+from . import refusals
 from .intercept import FrontDoor
 
 
@@ -44,7 +45,11 @@ def current_door() -> FrontDoor | None:
 def in_context_of(door: FrontDoor, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `body` in a context like that of `door`, unless this thread is in one or `door` is closed by now."""
     with _lent(door):
-        return body(*args, **kwargs)
+        try:
+            return body(*args, **kwargs)
+        except RuntimeError as error:
+            refusals.explain(error)
+            raise
 
 
 @contextmanager

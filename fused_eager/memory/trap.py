@@ -29,6 +29,7 @@ import torch
 ARMED = b"\x01\x01\x01"
 LABELLED = b"\x01\x01\x00"
 CLEAR = b"\x00\x00\x00"
+REFUSAL = "Cannot access data pointer of Storage that is invalid"  # torch's words; no other can be set from Python
 _STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator pointer
 
 storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessors
@@ -105,6 +106,11 @@ def disarm(storage: torch.UntypedStorage) -> None:
 def is_armed(storage: torch.UntypedStorage) -> bool:
     """Whether access raises now, or goes where no memory is."""
     return ctypes.string_at(storage._cdata + FLAGS_AT, 3) in (ARMED, LABELLED)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is that of an access which the trap has refused."""
+    return isinstance(error, RuntimeError) and REFUSAL in str(error)
 
 
 def address_of(storage: torch.UntypedStorage) -> int:

@@ -1,0 +1,70 @@
+"""Tracers: torch's own compilers, inside a context. None of their public names is replaced, as they know functions by
+identity: what is met are private ones that those call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo.eval_frame
+import torch.jit._trace
+from torch._dynamo import trace_rules as rules
+
+from ..log.reasons import Reason
+from ..quiet import stack
+from ..running import run
+from .readers import natively
+from .threads import current_door
+
+PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
+COUNT = "set_fullgraph_compiled_frame_count"  # of `torch._dynamo.eval_frame`; not in torch 2.11
+
+# They, and what they compare their results with, run on finished tensors, natively: a trace that is made below a mode
+# holds reads of its own constants.
+TORCHSCRIPT: tuple[tuple[Any, str], ...] = (
+    (torch.jit._trace, "_trace_impl"),
+    (torch._C.ScriptModule, "_create_method_from_trace"),
+    (torch._C.ScriptModule, "_create_method_from_trace_with_dict"),
+)
+
+
+def traced_natively(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What finishes all values, and has TorchScript trace without our mode."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run.settle_all(Reason("sync.memory", "torch.jit.trace"))
+        return natively(original, *args, **kwargs)
+
+    return call
+
+
+def hide_from_dynamo() -> None:
+    """Tell torch's compiler not to trace the library itself when it runs inside a context."""
+    # Once: each time makes torch's list, and the pattern made of it, longer.
+    if not hasattr(rules, "_fused_eager_told"):
+        for package in PACKAGES:
+            rules.add(package)
+        rules._fused_eager_told = True  # type: ignore[attr-defined]
+
+
+def uncounted(original: Callable[[int], int]) -> Callable[[int], int]:
+    """What says that frames are not counted while our mode is there. Dynamo compiles nothing below one: the function
+    runs as written, which `fullgraph` would refuse."""
+
+    def count(value: int) -> int:
+        door = current_door()
+        return 0 if value == 0 and door is not None and door in stack() else original(value)
+
+    return count
+
+
+def with_breaks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compile` calls, without `fullgraph` inside a context: below a mode there is nothing but breaks."""
+
+    def optimize(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("nopython") and current_door() is not None:
+            kwargs["nopython"] = False
+        return original(*args, **kwargs)
+
+    return optimize
