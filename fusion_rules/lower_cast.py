@@ -13,7 +13,7 @@ from .lowering import Context
 from .rule import OpClass, Promote, rule
 
 
-@rule(["_to_copy.default", "clone.default", "lift_fresh_copy.default"], OpClass.POINTWISE)
+@rule(["_to_copy.default", "clone.default", "_lazy_clone.default", "lift_fresh_copy.default"], OpClass.POINTWISE)
 def to_copy(cx: Context, self: Any, **layout: Any) -> Any:
     """A copy in the dtype of the result. Where it lies in memory is the caller's business, not XLA's."""
     return convert(self, cx.out[0].dtype)
