@@ -6,8 +6,9 @@ knows tensors and overloads, so a second one, a device of its own, needs no chan
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager.fusion_rules.decompose import is_composite
 from fused_eager.fusion_rules.lowering import leaves
 
 from .. import follower, profiled, quiet
@@ -244,7 +246,7 @@ class FrontDoor(StepsAside):
             return out
         if kind is Kind.COMPOSITE:
             with self, profiled.shown():
-                out = info.op.decompose(*args, **kwargs)
+                out = _tracked(info.op, info.op.decompose, args, kwargs)
             if out is not NotImplemented:
                 return out
             return native.run_now(stream, info, args, kwargs, "its decomposition is not in Python's reach")
@@ -252,7 +254,7 @@ class FrontDoor(StepsAside):
             if "resize" in info.op._schema.name or info.op._schema.name == "aten::set_":
                 with torch._C.DisableTorchFunction():  # `set_` comes here without asking a subclass's function first
                     return native.change_storage(stream, info, args, kwargs)
-            return quiet.through(info.op, args, kwargs)
+            return _tracked(info.op, lambda *a, **k: quiet.through(info.op, a, k), args, kwargs)
         LOG.count(f"sync {info.op}")
         place, waits = site.here(), native.is_away([args, kwargs])
         if not waits and not info.written:
@@ -270,6 +272,21 @@ class FrontDoor(StepsAside):
         if kind is not Kind.CHECK:  # in the middle of a function that hands out tensors: the program reads nothing
             looked_at(stream, place, waits)
         return out
+
+
+@functools.cache
+def _comes_untracked(op: OpOverload) -> bool:
+    """Whether a composite has no kernel of its own that knows which tensor is a view and counts writes."""
+    return is_composite(op) and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView")
+
+
+def _tracked(op: OpOverload, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call `op` by `call`. In inference mode composites come here whole, past what tracks views and writes of ordinary
+    tensors: it is to see the ops that they consist of, as it does in eager."""
+    if not _inference_mode() or not _comes_untracked(op):
+        return call(*args, **kwargs)
+    with quiet.counting_writes():
+        return call(*args, **kwargs)
 
 
 def _leave_to_subclass(args: Any, kwargs: Any) -> None:
