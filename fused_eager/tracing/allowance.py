@@ -109,7 +109,7 @@ class Allowance:
         self.purse -= seconds
 
     def ended(self, first: Step | None, seen: Witnessed, seconds: float, compiles: bool) -> None:
-        """A witnessed stream has ended, for which so much was done at its end; whether it is compiled, or about to be."""
+        """A witnessed stream has ended, for which so much was done then; whether it is compiled, or is to be."""
         self.spend(seconds)
         if first is None:
             return
