@@ -47,7 +47,7 @@ ACCEPTED: tuple[Accepted, ...] = (
     Accepted(
         "test_indexing.py::*::test_trivial_fancy_out_of_bounds_cpu",
         "an index out of range is found where the region has run (docs/semantics.md, Errors), and nothing reads there",
-        REGIONS,
+        (*REGIONS, "strict"),
     ),
     Accepted(
         "test_autograd.py::*::test_no_grad_copy_sparse",
