@@ -291,13 +291,19 @@ def _tracked(op: OpOverload, call: Callable[..., Any], args: Any, kwargs: dict[s
 
 def _leave_to_subclass(args: Any, kwargs: Any) -> None:
     """Before a `__torch_dispatch__` of the program's gets an op: what it does with memory of its own tensors, below all
-    modes, nobody sees."""
-    if TABLE:
-        for t in leaves([args, kwargs or {}]):
-            if isinstance(t, torch.Tensor) and not is_plain(type(t)) and type(t) is not FakeTensor and has_memory(t):
-                b = buffer_of(t)
-                if b is not None:
-                    run.settle(b, Reason("sync.memory", f"{type(t).__name__}.__torch_dispatch__"))
+    modes, nobody sees. The plain tensors that come with them take part in it. A wrapper has no memory, and calls ops
+    on what it wraps: those come here in their turn.
+    """
+    if not TABLE:
+        return
+    tensors = [t for t in leaves([args, kwargs or {}]) if isinstance(t, torch.Tensor) and type(t) is not FakeTensor]
+    own = next((t for t in tensors if not is_plain(type(t)) and has_memory(t)), None)
+    if own is None:
+        return
+    for t in tensors:
+        b = buffer_of(t) if has_memory(t) else None
+        if b is not None:
+            run.settle(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
 
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:

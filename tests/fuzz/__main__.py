@@ -18,11 +18,12 @@ from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_A
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
+from .kinds import KINDS
 
 
-def one(seed: int, mode: str) -> tuple[Program | None, str]:
+def one(seed: int, mode: str, kinds: tuple[str, ...] = ()) -> tuple[Program | None, str]:
     """The program of a seed that eager runs (None: there is none), and how a mode differs from eager."""
-    program = repaired(generate(seed))
+    program = repaired(generate(seed, kinds))
     if program is None:
         return None, ""
     try:
@@ -31,12 +32,21 @@ def one(seed: int, mode: str) -> tuple[Program | None, str]:
         return None, ""
 
 
+def _kinds(text: str) -> tuple[str, ...]:
+    """What the command line names: kinds of statements."""
+    names = tuple(KINDS) if text == "all" else tuple(text.split(","))
+    if not set(names) <= set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text} is not all, and no list of {', '.join(KINDS)}")
+    return names
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the others follow")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--modes", default="fused", help="comma-separated")
+    parser.add_argument("--kinds", type=_kinds, default=(), help=f"all, or some of {','.join(KINDS)}: further statements")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
@@ -62,7 +72,7 @@ def fuzz(args: argparse.Namespace) -> int:
         if time.perf_counter() - started > args.seconds:
             break
         for mode in args.modes.split(","):
-            program, found = one(seed, mode)
+            program, found = one(seed, mode, args.kinds)
             if program is None:
                 counts["left out"] += 1
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import warnings
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import fused_eager as fe
 from fused_eager.choosing import hotness
@@ -32,6 +34,7 @@ class Outcome:
     variables: dict[str, Any]
     seen: list[Any]
     error: BaseException | None = None
+    kept: tuple[Any, ...] = ()
 
 
 class Invalid(Exception):
@@ -64,7 +67,7 @@ def run(program: Program, mode: str | None, number: int = 0, code: CodeType | No
             with contextlib.nullcontext() if mode is None else _context(mode):
                 exec(code, env)
         variables = {k: v for k, v in env.items() if isinstance(v, torch.Tensor)}
-        return Outcome(variables, env["seen"])
+        return Outcome(variables, [*env["seen"], *env["kept"].items()], kept=tuple(env["kept"].values()))
     except Exception as error:
         return Outcome({}, env["seen"], error)
     finally:
@@ -130,7 +133,7 @@ def _differ(a: Any, b: Any, tolerance: float) -> str:
     if type(a) is not type(b):
         return f"is a {type(b).__name__} instead of a {type(a).__name__}"
     if isinstance(a, torch.Tensor):
-        return _differ_in_values(a, b, tolerance)
+        return _differ_in_tensors(a, b, tolerance)
     if isinstance(a, np.ndarray):
         return _differ_in_values(torch.from_numpy(a), torch.from_numpy(b), tolerance)
     if isinstance(a, (list, tuple)):
@@ -142,6 +145,27 @@ def _differ(a: Any, b: Any, tolerance: float) -> str:
         near = math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-2) or (a != a and b != b)
         return "" if near else f"is {b!r} instead of {a!r}"
     return "" if a == b else f"is {b!r} instead of {a!r}"
+
+
+def _parts(t: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that one of a subclass, or a sparse one, is made of."""
+    if isinstance(t, TwoTensor):
+        return [t.a, t.b]
+    if type(t) not in (torch.Tensor, torch.nn.Parameter):
+        t = t.as_subclass(torch.Tensor)
+    if t.layout is torch.sparse_coo:
+        return [t._indices().detach(), t._values().detach()]
+    return [t.clone() if t._is_zerotensor() else t]
+
+
+def _differ_in_tensors(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str:
+    looks = [(t.layout, t.shape, t._is_zerotensor(), t.is_sparse and t.is_coalesced()) for t in (a, b)]
+    if looks[0] != looks[1]:
+        return f"is {looks[1]} instead of {looks[0]}"
+    for x, y in zip(_parts(a), _parts(b), strict=True):
+        if found := _differ_in_values(x, y, tolerance):
+            return found
+    return ""
 
 
 def _differ_in_values(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> str:
@@ -193,7 +217,7 @@ def _differs_in_some_run(program: Program, mode: str) -> str:
             if turn:
                 continue  # with other shapes it may be no program
             raise Invalid(str(want.error))
-        for v in want.variables.values():
+        for v in (*want.variables.values(), *itertools.chain(*map(_parts, want.kept))):
             if v.is_floating_point() and v.numel() and not float(v.detach().abs().max()) < LARGEST * 10:
                 raise Invalid("its numbers grow")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import pickle
 import random
 import re
@@ -19,12 +20,14 @@ import torch.utils.checkpoint
 
 import fused_eager as fe
 
-from . import statements
+from . import helpers, statements
+from .kinds import KINDS
 
 LARGEST = 1e3  # what is larger than that is left out: rounding errors grow with it
 # What `run` is when a program is run: again with the same shapes, where it is followed; with other numbers and shapes,
 # where it is followed for a while; and as at first.
 RUNS = (0, 0, 1, 0)
+SHARE = 0.45  # of the statements of further kinds, in programs that have any
 MOST = 600  # elements of a tensor
 
 _HEADER = """\
@@ -35,6 +38,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 import fused_eager as fe
 """
+_HELPERS = {k: v for k, v in vars(helpers).items() if not k.startswith("_") and k not in ("Any", "Callable", "torch")}
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,11 @@ class Program:
     def script(self, mode: str) -> str:
         """A script that shows what eager and a mode make of the program."""
         body = textwrap.indent(self.source(), "    ")
+        used = any(re.search(rf"\b{name}\b", body) for name in _HELPERS)
         return (
-            f"{_HEADER}\n\ndef program(run):\n    seen = []\n{body}"
-            f"    return seen, {{k: v for k, v in locals().items() if isinstance(v, torch.Tensor)}}\n\n\n"
+            f"{_HEADER}{inspect.getsource(helpers) if used else ''}\n\n"
+            f"def program(run):\n    seen, kept = [], {{}}\n{body}"
+            f"    return seen, kept, {{k: v for k, v in locals().items() if isinstance(v, torch.Tensor)}}\n\n\n"
             f"for run in {RUNS}:\n    print(program(run))\n"
             f'    with fe.fused_eager(mode="{mode}"):\n        out = program(run)\n    print(out)\n'
         )
@@ -79,7 +85,7 @@ class Program:
 def namespace(run: int = 0) -> dict[str, Any]:
     """What a program may use."""
     modules = {"torch": torch, "F": torch.nn.functional, "np": np, "copy": copy, "pickle": pickle, "fe": fe}
-    return {**modules, "seen": [], "run": run}
+    return {**modules, **_HELPERS, "seen": [], "kept": {}, "run": run}
 
 
 class Misfit(Exception):
@@ -89,8 +95,10 @@ class Misfit(Exception):
 class Generator:
     """Builds one program, statement by statement."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, kinds: tuple[str, ...] = ()):
         self.random = random.Random(seed)
+        self.kinds = kinds
+        self.further = random.Random(f"{seed} {kinds}")  # so that programs without further kinds stay what they are
         self.seed = seed
         self.env = namespace()
         self.names: list[str] = []
@@ -173,12 +181,15 @@ class Generator:
     def add(self, text: str, into: list[str], exact: bool) -> bool:
         """Run a statement; keep it if it runs and what it leaves is fit for the next."""
         before = {n: self.env.get(n) for n in self.names}
+        kept = dict(self.env["kept"])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 exec(compile(text, "<fuzz>", "exec"), self.env)
+            if not all(map(_small, self.env["kept"].values())):
+                raise Misfit
         except Exception:
-            self.env.update(before)
+            self.env.update(before, kept=kept)
             return False
         for name in list(self.env):
             value = self.env[name]
@@ -209,6 +220,8 @@ class Generator:
     def statement(self, into: list[str]) -> bool:
         """Try to add one random statement."""
         r = self.random
+        if self.kinds and self.further.random() < SHARE:
+            return self.further_statement(into)
         family = r.choices(
             ["exact", "smooth", "views", "writes", "reads", "blocks", "leaf", "delete"], [22, 24, 16, 26, 4, 4, 2, 2]
         )[0]
@@ -236,6 +249,20 @@ class Generator:
         elif self.in_loop and "\n" not in text and r.random() < 0.2:
             text = f"if i % 3 == {r.randint(0, 1)}:\n    {text}"
         return self.add(text, into, exact)
+
+    def further_statement(self, into: list[str]) -> bool:
+        """Try to add one random statement of a further kind."""
+        table = KINDS[self.further.choice(self.kinds)]
+        template = self.further.choice(table)
+        try:
+            for name in re.findall(r"kept\['\w+'\]|\bjit\d", template):
+                made = {f"kept[{key!r}]" for key in self.env["kept"]} | self.env.keys()
+                makers = [t for t in table if t.startswith(f"{name} = ") and t.count(name) == 1]
+                if name not in made and template not in makers:
+                    self.add(self.fill(self.further.choice(makers))[0], into, False)
+            return self.add(self.fill(template)[0], into, False)
+        except Misfit:
+            return False
 
     def overlap(self, used: list[str]) -> bool:
         """Whether the last operand shares memory with another."""
@@ -283,6 +310,11 @@ class Generator:
                     break
 
 
+def _small(t: Any) -> bool:
+    """Whether what is kept, which may be sparse or of a subclass, is no more than a program should hold."""
+    return isinstance(t, torch.Tensor) and t.numel() <= MOST and t.dim() <= 4
+
+
 def _is_writable(t: torch.Tensor) -> bool:
     try:
         return not (t.requires_grad and t.is_leaf)
@@ -305,10 +337,10 @@ def _fit(t: torch.Tensor) -> bool:
         return not plain.is_complex() and bool(torch.isfinite(plain).all()) and float(plain.abs().max()) < LARGEST
 
 
-def generate(seed: int) -> Program:
-    """The program of a seed: always the same one for one version of torch."""
+def generate(seed: int, kinds: tuple[str, ...] = ()) -> Program:
+    """The program of a seed, with statements of further kinds: always the same one for one version of torch."""
     state = torch.get_rng_state()
     try:
-        return Generator(seed).build()
+        return Generator(seed, kinds).build()
     finally:
         torch.set_rng_state(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -167,3 +168,28 @@ def test_a_kernel_that_conjugates_on_its_way(mode: str, away: bool) -> None:
         return list(torch.linalg.lstsq(x, y, driver="gels")[:2])
 
     check(program, mode)
+
+
+class Redispatched(torch.Tensor):
+    """A subclass with memory of its own that hands each op on below itself, and so below all modes."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("follower", ["python", "auto"])
+def test_pending_operands_of_a_subclass_that_computes_below_all_modes(mode: str, follower: str) -> None:
+    x = torch.randn(3)
+
+    def program() -> list[torch.Tensor]:
+        made = []
+        for _ in range(3):
+            y = (x * 2).as_subclass(Redispatched)
+            plain = x.sin() + 1
+            made += [y * plain, torch.stack([plain, y]), torch.where(x > 0, plain * 2, y), plain.add_(y), plain * 2]
+        return made
+
+    with fused_eager(mode=mode, follower=follower):
+        got = program()
+    assert all(map(torch.allclose, got, program()))
