@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the others follow")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--modes", default="fused", help="comma-separated")
-    parser.add_argument("--kinds", type=_kinds, default=(), help=f"all, or some of {','.join(KINDS)}: further statements")
+    parser.add_argument("--kinds", type=_kinds, default=(), help=f"further statements: all, or {','.join(KINDS)}")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--scratch", action="store_true", help="results of all sizes go to memory that is used again")
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")

@@ -38,7 +38,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 import fused_eager as fe
 """
-_HELPERS = {k: v for k, v in vars(helpers).items() if not k.startswith("_") and k not in ("Any", "Callable", "torch")}
+_IMPORTED = ("Any", "Callable", "ClassVar", "torch")
+_HELPERS = {k: v for k, v in vars(helpers).items() if not k.startswith("_") and k not in _IMPORTED}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Program:
 
 def namespace(run: int = 0) -> dict[str, Any]:
     """What a program may use."""
+    helpers.Named.names.clear()
+    helpers.Redispatched.ops.clear()
     modules = {"torch": torch, "F": torch.nn.functional, "np": np, "copy": copy, "pickle": pickle, "fe": fe}
     return {**modules, **_HELPERS, "seen": [], "kept": {}, "run": run}
 

@@ -7,7 +7,7 @@ import itertools
 import linecache
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.autograd.forward_ad as fwAD  # noqa: F401 - for programs
@@ -21,7 +21,7 @@ class Plain(torch.Tensor):
 class Named(torch.Tensor):
     """A subclass that writes down which functions it is given."""
 
-    names: list[str] = []
+    names: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -32,7 +32,7 @@ class Named(torch.Tensor):
 class Redispatched(torch.Tensor):
     """A subclass that hands each op on below itself."""
 
-    ops: list[str] = []
+    ops: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

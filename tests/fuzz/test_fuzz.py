@@ -24,6 +24,7 @@ from . import functions
 from .__main__ import one
 from .differ import Invalid, check, compare, in_double, repaired, run, shrink
 from .generate import Program, generate
+from .kinds import KINDS
 
 # A failure says its seed, and the command that runs it again.
 FRESH = random.SystemRandom().randrange(10**9)
@@ -55,6 +56,24 @@ def test_programs_whose_streams_are_given_up_anywhere_agree_with_eager(monkeypat
         with given_up_anywhere(seed):
             program, found = one(seed, "auto")
         again = f"python -m tests.fuzz --programs 1 --seed {seed} --modes auto --give-up"
+        assert not found, f"{again}\n{found}\n{program and program.source()}"
+
+
+@pytest.mark.parametrize("mode", ["fused", pytest.param("strict", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_with_further_statements_agree_with_eager(kind: str, mode: str) -> None:
+    # The seeds are fixed: what fresh ones find, `python -m tests.fuzz --kinds all` is asked for.
+    program, found = one(sorted(KINDS).index(kind), mode, (kind,))
+    again = f"python -m tests.fuzz --programs 1 --seed {sorted(KINDS).index(kind)} --modes {mode} --kinds {kind}"
+    assert not found, f"{again}\n{found}\n{program and program.source()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_fresh_programs_with_further_statements_agree_with_eager(kind: str) -> None:
+    for seed in range(FRESH, FRESH + 20):
+        program, found = one(seed, "fused", (kind,))
+        again = f"python -m tests.fuzz --programs 1 --seed {seed} --kinds {kind}"
         assert not found, f"{again}\n{found}\n{program and program.source()}"
 
 
@@ -91,6 +110,12 @@ def test_a_seed_gives_one_program() -> None:
     assert len({generate(seed).source() for seed in range(5)}) == 5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_gives_one_program_of_a_kind(kind: str) -> None:
+    assert generate(3, (kind,)) == generate(3, (kind,))
+    assert generate(3, (kind,)) != generate(3)
+
+
 def test_programs_are_as_varied_as_they_should_be() -> None:
     text = "".join(generate(seed).source() for seed in range(60))
     for part in ("for i in range", "_(", "requires_grad", "seen.append", "out=", "torch.no_grad", "del ", "[::2]"):
@@ -113,6 +138,18 @@ def test_a_script_runs() -> None:
     exec(compile(script, "script", "exec"), {"__name__": "script"})
 
 
+def test_a_script_with_helpers_runs() -> None:
+    """It holds their source, and shrinking leaves the statements that it needs."""
+    program = _program(
+        "t0 = torch.ones((2,), dtype=D)", "t1 = t0 * 3", "kept['two'] = TwoTensor(t0 * 2, t0 + 1)",
+        "t2 = scripted('x * torch.tensor(2.0) + s')(kept['two'].a, 0.5)",
+    )
+    assert not check(program, "fused")
+    small = shrink(program, lambda p: "t2" in run(p, None).variables)
+    assert small.statements() == 3
+    exec(compile(small.script("fused"), "script", "exec"), {"__name__": "script"})
+
+
 def test_statements_that_eager_refuses_are_left_out() -> None:
     program = _program("t0 = torch.ones((2, 3))", "t1 = t0[5]", body=("t0 = t0[0]", "t2 = t0 + i"), rounds=4)
     fixed = repaired(program)
@@ -130,7 +167,8 @@ def test_rounding_is_told_from_mistakes() -> None:
 
 def test_results_are_compared_in_all_that_a_user_sees() -> None:
     base = "t0 = torch.ones((2, 3), dtype=D)"
-    for line in ("t0 = t0.t()", "t0 = t0 + 1e-3", "t0 = t0.float()", "t0.add_(0)", "seen.append(1)", "t1 = t0[0]",
+    for line in ("t0 = t0.t()", "kept['two'] = TwoTensor(t0, t0)", "kept['coo'] = t0.to_sparse()",
+                 "t0 = t0 + 1e-3", "t0 = t0.float()", "t0.add_(0)", "seen.append(1)", "t1 = t0[0]",
                  "t0 = t0.clone().requires_grad_()", "raise ValueError"):
         assert compare(run(_program(base), None), run(_program(base, line), None)), line
     assert os.environ.get("FUSED_EAGER_VALIDATE") == "1" and torch.get_num_threads() == 1

@@ -39,11 +39,12 @@ STATEMENTS = [
     "    {a} = fwAD.unpack_dual(q).tangent.clone()",
     "u = {f}.detach().clone()\nwith fwAD.dual_level():\n    q = fwAD.make_dual(u, u + 1)\n    v = torch.zeros_like(u)\n"
     "    v.add_(q)\n    {a} = fwAD.unpack_dual(v * 2).tangent.clone()",
-    "p = {f}.detach().clone().requires_grad_()\nwith fwAD.dual_level():\n    q = fwAD.make_dual(p, torch.ones_like(p))\n"
+    "p = {f}.detach().clone().requires_grad_()\nwith fwAD.dual_level():\n"
+    "    q = fwAD.make_dual(p, torch.ones_like(p))\n"
     "    y = fwAD.unpack_dual((q ** 3)).tangent\n    {a}, = torch.autograd.grad(y.sum(), p)",
     "u = {f}.detach().clone()\nwith fwAD.dual_level():\n"
     "    q = fwAD.make_dual(u, torch._efficientzerotensor(u.shape, dtype=u.dtype))\n"
     "    y = fwAD.unpack_dual(q * 2 + {f}.detach())\n    seen.append((y.tangent._is_zerotensor(), y.primal.tolist()))\n"
     "    {a} = y.primal * 1",
-    "{a} = torch.autograd.functional.jvp(lambda u: u.sin() * u, {f}.detach(), torch.ones_like({f}))[1]",
+    "{a} = torch.autograd.functional.jvp(lambda u: u.sin() * u, {f}.detach(), torch.ones_like({f}))[1].clone()",
 ]

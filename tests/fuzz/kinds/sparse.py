@@ -31,7 +31,8 @@ seen.append(kept['coo'].to_dense().tolist())
 {a} = ({f}.detach() * 2).to_sparse_csr().values() + 1
 """.strip().splitlines() + [
     "m = torch.nn.Embedding(3, 2, sparse=True).to(D)\no = OPTIMIZER\n"
-    "for j in range(3):\n    o.zero_grad()\n    (m(torch.tensor([0, 2, run % 3])) ** 2).sum().backward()\n    o.step()\n"
+    "for j in range(3):\n    o.zero_grad()\n    (m(torch.tensor([0, 2, run % 3])) ** 2).sum().backward()\n"
+    "    o.step()\n"
     "{a} = m.weight.detach() * 1".replace("OPTIMIZER", made)
     for made in (
         "torch.optim.SparseAdam(m.parameters(), lr=0.1)", "torch.optim.SGD(m.parameters(), lr=0.1)",
@@ -44,10 +45,13 @@ seen.append(kept['coo'].to_dense().tolist())
     "F.embedding({n}.abs().flatten() % p.shape[0], p, sparse=True).tanh().sum().backward()\n"
     "seen.append(p.grad.coalesce())\n{a} = p.grad.to_dense()\np.grad = None",
     "m = torch.nn.EmbeddingBag(3, 2, mode='sum', sparse=True).to(D)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
-    "for j in range(2):\n    o.zero_grad()\n    m(torch.tensor([[0, 1], [2, 2]])).sin().sum().backward()\n    o.step()\n"
+    "for j in range(2):\n    o.zero_grad()\n    m(torch.tensor([[0, 1], [2, 2]])).sin().sum().backward()\n"
+    "    o.step()\n"
     "{a} = m.weight.detach() * 1",
-    "p = {f}.detach().clone().requires_grad_()\n(p * 2).to_sparse().coalesce().values().sum().backward()\n{a} = p.grad.clone()",
-    "m = torch.nn.ParameterList([torch.nn.Parameter({f}.detach().clone()), torch.nn.Parameter(torch.ones((3, 2), dtype=D))])\n"
+    "p = {f}.detach().clone().requires_grad_()\n(p * 2).to_sparse().coalesce().values().sum().backward()\n"
+    "{a} = p.grad.clone()",
+    "m = torch.nn.ParameterList([torch.nn.Parameter({f}.detach().clone()), "
+    "torch.nn.Parameter(torch.ones((3, 2), dtype=D))])\n"
     "o = torch.optim.SGD(m.parameters(), lr=0.1)\nfor j in range(2):\n    o.zero_grad()\n"
     "    (F.embedding(torch.tensor([1, 1]), m[1], sparse=True).sum() + (m[0] ** 2).sum()).backward()\n    o.step()\n"
     "{a} = m[1].detach() * 1",
