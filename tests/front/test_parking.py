@@ -25,6 +25,7 @@ NAMES = ("numpy", "item", "tolist", "__repr__", "data_ptr")
 @pytest.fixture(autouse=True)
 def nothing_parked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     parking.clear()
+    monkeypatch.setattr(parking, "AGAIN", 4)
     monkeypatch.setattr(parking, "GRACE", 1e6)  # the machine may be slow
     monkeypatch.setattr(parking.LOT, "came", type(parking.LOT.came)(parking.PLACES))
     yield

@@ -329,6 +329,7 @@ STEP = 20
 def count_recorded(clock: Clock, seconds: float, contexts: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A loop whose steps are of 32 lengths in turn, as a growing cache is: ops that are recorded in each second."""
     pace.forget()
+    monkeypatch.setattr(parking, "AGAIN", 4)
     monkeypatch.setattr(parking, "GRACE", float("inf"))
     monkeypatch.setattr(ALLOWANCE, "purse", allowance.PURSE)
     counts, record, began = [0] * int(seconds), intercept.record.record, clock.now
