@@ -2,7 +2,8 @@
 
 Where torch leaves open which of several equal elements it names (`sort` without `stable`, `topk`, `kthvalue`), ATen's
 answer follows from the inner workings of `std::sort` and `std::nth_element`. Such an op is lowered for float32 and
-float64, in which equal elements are rare: there it is the first of them. Integers, booleans and half types go to ATen.
+float64, in which equal elements are rare: there it is the first of them. Integers, booleans and half types go to ATen,
+and so do the few largest of few (`topk` with `sorted=False`), which `std::nth_element` leaves in an order of its own.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def topk(cx: Context, self: Any, k: int, dim: int = -1, largest: bool = True, so
     if 0 in cx.out[0].shape:
         return lax.full(cx.out[0].shape, 0, x.dtype), lax.full(cx.out[0].shape, 0, np.int64)
     _decline_open_ties(x)
+    in_order = sorted or k == 1 or 64 * k <= x.shape[axis]  # ATen puts the first in order where they are few
+    need(in_order, "the order of what is not to be sorted is up to ATen's algorithm")
     found = _top(x, k, axis, largest)
     return lax.reshape(pick(x, found, axis), cx.out[0].shape), lax.reshape(found, cx.out[1].shape)
 

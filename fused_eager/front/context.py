@@ -6,13 +6,14 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
 from .. import follower
+from ..bounded import Bounded
 from ..compiling import background
 from ..compiling.caching import keeper
 from ..config import Config, resolve
@@ -78,6 +79,21 @@ def sync(*, compiled: bool = False) -> None:
         background.wait()
 
 
+_checked: Bounded[Hashable, bool] = Bounded(64)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Tell of a mistake where it is written, not where the context is entered. The same options are looked at once."""
+    # `1` equals `True`, and is a mistake where that is none.
+    told = tuple([(name, type(value), value) for name, value in options.items()])
+    try:
+        if told not in _checked:
+            resolve(options)
+            _checked[told] = True
+    except TypeError:  # a value that has no hash
+        resolve(options)
+
+
 class fused_eager:
     """Run the PyTorch code in the body, or in the decorated function, traced and fused on the fly.
 
@@ -103,7 +119,7 @@ class fused_eager:
         self._entered: list[int] = []  # by which threads
         self.place: Any = None  # what tells its entry from others, if not the line
         self.options = {"mode": mode, **options}
-        resolve(self.options)  # a mistake is told where it is written, not where the context is entered
+        _check(self.options)
 
     def __new__(cls, mode: Any = None, **options: Any) -> Any:
         if mode is not None and inspect.isroutine(mode):

@@ -31,7 +31,7 @@ from ..memory.buffers import Home
 from ..planning import budget, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
-from ..tracing.trace import MEMORY
+from ..tracing.trace import MEMORY, Step
 from . import contest, validate
 from .island import judge
 
@@ -90,6 +90,11 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
     stream.spell.saw(stable, ready.shapes if ready.unstable else None)
     return ready
+
+
+def is_compiled(at: Step) -> bool:
+    """Whether a stream that ends at this step is compiled, or is about to be."""
+    return any(r.asked and not r.failed if isinstance(r, Waiting) else r.shapes is None for r in at.ready.values())
 
 
 def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:

@@ -33,7 +33,7 @@ from . import vacate, validate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
 from .island import judge, run_nodes
-from .load import Ready, homes_of_values, load
+from .load import Ready, homes_of_values, is_compiled, load
 
 
 class Execution:
@@ -164,9 +164,9 @@ def flush(stream: Stream, reason: Reason) -> None:
         if stream.nodes:
             began, nodes = telling.begin(), len(stream.nodes)
             if stream.witnessed:
-                seconds = stream.witnessed.seconds
-                telling.flushed(reason, _end(stream, seconds, reason), nodes, began, seconds)
-                ALLOWANCE.spend(time.perf_counter() - began[0])
+                first, at, seen = stream.first, stream.at, stream.witnessed
+                telling.flushed(reason, _end(stream, seen.seconds, reason), nodes, began, seen.seconds)
+                ALLOWANCE.ended(first, seen, time.perf_counter() - began[0], is_compiled(at))
             else:
                 # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
                 stream.unfinished = execution = _prepare(stream, reason)

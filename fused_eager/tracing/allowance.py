@@ -12,6 +12,11 @@ That is what learning may cost at a time. What it may cost altogether is in a *p
 streams comes out of it, following those that have come before as well, and it fills by one percent of the time. A
 program whose streams come to nothing (each is another one, or none is compiled) has spent it after some seconds and
 runs natively but for that percent. A stretch that turns out to be faster fused puts something back: learning has paid.
+
+A large model takes longer to write down than there is in the purse. So what a stream has cost is put back when it is
+compiled, or is about to be: it is no loss so far. And where one of the last streams had come further than before, the
+purse may be overdrawn, as what has been spent on it would else be lost. Both are on credit, which is used up where
+nothing that has been compiled turns out to be faster.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from dataclasses import dataclass
 from ..choosing.hotness import Spell
 from ..config import Config
 from ..log.events import LOG
-from .stream import Stream
-from .trace import MEMORY
+from .stream import Stream, Witnessed
+from .trace import MEMORY, Step
 
 SHARE = 0.25  # of the time that passes
 LEAST = 1e-2  # seconds that have to have come together to go on, and the most that are saved up
@@ -32,6 +37,8 @@ VAIN = 2  # one for so many streams in a row that had not come further than the 
 PURSE = 1.5  # seconds that may go into it to begin with, and the most that come together again
 REFILL = 0.01  # of the time that passes goes into the purse,
 PAID = 0.3  # and so many seconds for each stretch that is faster fused
+HOPE = 8  # streams in a row that may come to nothing after one that has come further
+CREDIT = 3.0  # seconds that are put back for what is being compiled before a stretch is found to be faster
 PATIENCE = 0.5  # seconds at least until a thread goes on that passes no sync point
 
 
@@ -50,6 +57,8 @@ class Allowance:
     resting: bool = True  # until enough has come together
     vain: int = 0  # streams in a row that were given up and had not come further than the time before
     purse: float = PURSE  # below zero: the stream that emptied it had begun before that
+    credit: float = CREDIT
+    hope: int = 0  # streams that may still come to nothing until the purse is not to be overdrawn
 
     def look(self) -> float:
         """What has come together by now."""
@@ -84,7 +93,7 @@ class Allowance:
             seen.granted = max(self.look(), 0.0)
         self.saved -= seconds
         self.purse -= seconds
-        if self.purse < 0 and len(stream.nodes) == 1:
+        if self._left < 0 and len(stream.nodes) == 1:
             return True
         if MEMORY.size == begun[1]:
             seen.followed += seconds
@@ -99,6 +108,17 @@ class Allowance:
         self.saved -= seconds
         self.purse -= seconds
 
+    def ended(self, first: Step | None, seen: Witnessed, seconds: float, compiles: bool) -> None:
+        """A witnessed stream has ended, for which so much was done then; whether it is compiled, or is to be."""
+        self.spend(seconds)
+        if first is None:
+            return
+        first.spent += seen.written + seen.followed + seconds
+        self._saw(compiles or (bool(seen.written) and 0 < first.reached <= seen.came))
+        if compiles:
+            back = min(first.spent, self.credit, max(PURSE - self.purse, 0.0))
+            self.purse, self.credit, first.spent = self.purse + back, self.credit - back, 0.0
+
     def excuse(self, seconds: float) -> None:
         """So much of what is being done is no part of it."""
         self.saved += seconds
@@ -107,16 +127,29 @@ class Allowance:
     def paid(self) -> None:
         """A stretch has turned out to be faster fused."""
         self.purse = max(self.purse, min(self.purse + PAID, PURSE))
+        self.credit = CREDIT
 
     def give_up(self, stream: Stream) -> None:
         """A witnessed stream is given up, and its thread rests."""
         first, seen = stream.first, stream.witnessed
         assert first is not None and seen is not None
-        if self.purse >= 0:
-            self.vain = 0 if 0 < first.reached <= seen.came else self.vain + 1
+        first.spent += seen.written + seen.followed
+        if self._left >= 0:
+            further = 0 < first.reached <= seen.came
+            self.vain = 0 if further else self.vain + 1
+            self._saw(further)
             first.reached = len(stream.nodes)
         self._rest(stream.spell)
         LOG.emit("rest", ops=len(stream.nodes), before=seen.came, seconds=seen.written)
+
+    def _saw(self, further: bool) -> None:
+        """A stream has come further than the time before, or is compiled; or not."""
+        self.hope = HOPE if further else max(self.hope - 1, 0)
+
+    @property
+    def _left(self) -> float:
+        """What the purse has, or may owe."""
+        return self.purse + (self.credit if self.hope else 0.0)
 
     @property
     def _share(self) -> float:
@@ -124,12 +157,12 @@ class Allowance:
 
     def _rest(self, spell: Spell) -> None:
         self.resting = self._is_short()
-        owed = (LEAST - self.saved) / self._share, (LEAST - self.purse) / REFILL
+        owed = (LEAST - self.saved) / self._share, (LEAST - self._left) / REFILL
         spell.rest(self._is_enough, max(PATIENCE, *owed))
 
     def _is_short(self) -> bool:
         """Whether not enough has come together."""
-        return self.look() < LEAST or self.purse < LEAST
+        return self.look() < LEAST or self._left < LEAST
 
     def _is_enough(self) -> bool:
         self.resting = self.resting and self._is_short()

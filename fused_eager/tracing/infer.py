@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 import warnings
@@ -96,6 +97,9 @@ def _silence() -> Iterator[None]:
 
 def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
     """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
+    warns = _WARNS_IF.get(op._schema.name)
+    if warns is not None and warns(args, kwargs, tensors):
+        return Unknown("ATen warns of it, at its own line")
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
     load()
     with _LOCK, _silence():
@@ -160,6 +164,30 @@ def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
 def _has_no_masks(args: Any, tensors: list[torch.Tensor]) -> bool:
     """Whether what is indexed is indexed by integers, so that the shape does not depend on values."""
     return not any(t.dtype in (torch.bool, torch.uint8) for t in tensors)
+
+
+def _has_byte_masks(args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
+    return any(t.dtype == torch.uint8 for t in leaves([args[1]]) if isinstance(t, torch.Tensor))
+
+
+def _divides_by_no_degrees(args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
+    """Whether a variance is one of no more numbers than its correction."""
+    shape = tensors[0].shape
+    dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    correction = kwargs.get("correction")
+    try:
+        numbers = math.prod([shape[d] for d in dims] if dims else shape)
+    except IndexError:
+        return False  # ATen refuses it
+    return numbers <= (1 if correction is None else correction)
+
+
+# Calls that ATen warns of each time, by what is known of them without values. They run at their own line: one that is
+# run later, or in a region, would warn at another line, or not at all.
+_WARNS_IF: dict[str, Callable[[Any, dict[str, Any], list[torch.Tensor]], bool]] = {
+    **dict.fromkeys(["aten::index_put", "aten::index_put_", "aten::_index_put_impl_"], _has_byte_masks),
+    **dict.fromkeys([f"aten::{name}" for name in ("var", "std", "var_mean", "std_mean")], _divides_by_no_degrees),
+}
 
 
 # Those that FakeTensor, or a device, treats in a way of its own, and the calls for which that comes to the same.

@@ -62,9 +62,11 @@ RANDOM_UNLESS_ZERO: dict[str, str] = {
 }
 
 ALLOCATORS = frozenset(
-    # A zero tensor has not even memory: what torch does with one it does above us.
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "_efficientzerotensor"}
-)
+    # A zero tensor has not even memory: what torch does with one it does above us. Zeros that are laid out like
+    # another tensor, whose storage may be larger than it is, begin in the middle of their own.
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+     "_efficientzerotensor", "_new_zeros_with_same_feature_meta"}
+)  # fmt: skip
 
 # Aliases that no schema declares.
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})

@@ -60,6 +60,7 @@ class Step:
         "operands",
         "reached",
         "ready",
+        "spent",
         "then",
         "vids",
         "warm",
@@ -79,6 +80,7 @@ class Step:
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
         self.ready: Bounded[Hashable, Ready | Waiting] = Bounded(ENDINGS)
         self.reached = 0  # of the first op of a stream: how many ops of it had been written down when it was given up
+        self.spent = 0.0  # and the seconds that streams which begin with it have cost since one was last compiled
         self.warm = False  # of the first op of a stream: something that begins like that has been compiled, or is soon
 
 

@@ -73,6 +73,20 @@ def test_topk(dtype: torch.dtype, largest: bool) -> None:
     assert_same(A.topk.default, torch.tensor(3.0), 1)
 
 
+@pytest.mark.parametrize(
+    ("n", "k"), [(1, 1), (12, 1), (64, 1), (127, 2), (128, 2), (640, 10), (639, 10), (12, 6), (4, 4)]
+)
+def test_topk_without_order_is_lowered_where_aten_gives_one(n: int, k: int) -> None:
+    x = torch.randperm(n).float()
+    values, order = x.topk(k, sorted=False)
+    if k == 1 or 64 * k <= n:
+        assert_same(A.topk.default, x, k, -1, True, False)
+        assert values.equal(values.sort(descending=True).values)
+    else:
+        with pytest.raises(NoLowering):
+            lowered(A.topk.default, [values, order], x, k, -1, True, False)
+
+
 def test_medians() -> None:
     for x in (ROWS, ROWS[:, 2:6], torch.full((2, 3), NAN), torch.randint(0, 4, (3, 9)), torch.randn(3, 8).bfloat16()):
         for op in (A.median, A.nanmedian):
@@ -114,8 +128,9 @@ def test_search_in_rows_and_with_mixed_dtypes() -> None:
 
 def test_a_sorter_out_of_range() -> None:
     row, values = torch.rand(3), torch.rand(2)
-    assert_same_error(A.searchsorted.Tensor, torch.empty(2, dtype=torch.int64), row, values,
-                      sorter=torch.tensor([0, 1, 3]))
+    assert_same_error(
+        A.searchsorted.Tensor, torch.empty(2, dtype=torch.int64), row, values, sorter=torch.tensor([0, 1, 3])
+    )
 
 
 @pytest.mark.parametrize("size", [0, 3, 50])

@@ -480,6 +480,17 @@ def no_grad_and_enable() -> Any:
 
 
 @program
+def zeros_laid_out_like_a_part_of_a_storage() -> Any:
+    """What forward-mode AD makes a tangent of whose memory is to be laid out like its primal's."""
+    out = []
+    part, shrunk = torch.ones(5).mul(2).narrow(0, 1, 2), torch.ones(5).mul(2).resize_(2)
+    for like in (torch.ones(2).mul(2), torch.ones(2).mul(2), part, shrunk):
+        zeros = torch.ops.aten._new_zeros_with_same_feature_meta(torch.ones(3, 2) * 2, like, self_num_batch_dims=1)
+        out += [zeros, zeros.storage_offset(), zeros.untyped_storage().nbytes(), zeros.stride()]
+    return out
+
+
+@program
 def inference_mode() -> Any:
     x = torch.arange(6.0).view(2, 3)
     m = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LayerNorm(3))

@@ -138,6 +138,17 @@ def test_finding_nan_is_refused_where_nobody_would_look(monkeypatch: pytest.Monk
     assert (x + 1).tolist() == [2.0, 2.0]
 
 
+def test_options_that_equal_allowed_ones_are_told_all_the_same() -> None:
+    for _ in range(2):
+        fused_eager(mode="debug", check_nan=True)
+        with pytest.raises(OptionError, match="check_nan"):
+            fused_eager(mode="debug", check_nan=1)
+        with pytest.raises(OptionError, match="check_nam"):
+            fused_eager(mode="debug", check_nam=None)
+        with pytest.raises(OptionError, match="report"):
+            fused_eager(mode="debug", report=[])
+
+
 def test_a_wrong_option_is_refused_where_it_is_written() -> None:
     with pytest.raises(OptionError, match="fused"):
         fused_eager(mode="fast")

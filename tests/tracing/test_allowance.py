@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.choosing import hotness, pace
-from fused_eager.compiling import background
-from fused_eager.front import intercept, parking
+from fused_eager.choosing import hotness, pace, stretch
+from fused_eager.compiling import background, telling
+from fused_eager.front import aside, intercept, parking
 from fused_eager.front.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.quiet import stack
 from fused_eager.recording import witness
+from fused_eager.running import run
 from fused_eager.tracing import allowance, trace
 from fused_eager.tracing.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
+from fused_eager.tracing.stream import Witnessed
 from tests.streams import events, forget_pending, forget_shapes, open_stream
 
 COST = 1e-3  # seconds that writing an op down, or following it, takes here
@@ -58,8 +60,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.now += COST
         return record(*args)
 
-    for module in (allowance, hotness, witness):
+    for module in (allowance, hotness, witness, run):  # whoever charges for what is done
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(telling, "now", clock.perf_counter)
     monkeypatch.setattr(intercept.record, "record", recorded)
     for name, value in vars(allowance.Allowance()).items():
         monkeypatch.setattr(ALLOWANCE, name, value)
@@ -329,6 +332,8 @@ STEP = 20
 def count_recorded(clock: Clock, seconds: float, contexts: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A loop whose steps are of 32 lengths in turn, as a growing cache is: ops that are recorded in each second."""
     pace.forget()
+    for module in (pace, stretch, aside):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(parking, "AGAIN", 4)
     monkeypatch.setattr(parking, "GRACE", float("inf"))
     monkeypatch.setattr(ALLOWANCE, "purse", allowance.PURSE)
@@ -375,3 +380,54 @@ def test_what_has_paid_may_go_on(clock: Clock) -> None:
     ALLOWANCE.purse = allowance.PURSE - 0.1
     ALLOWANCE.paid()
     assert ALLOWANCE.purse == allowance.PURSE
+
+
+def learning(clock: Clock, seconds: float, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+    """A step of a model that takes all of the purse to write down once, again and again: after how many a part of
+    it was asked to be compiled, and what has been spent in the end."""
+    asked, spent, record = [], [0.0], intercept.record.record
+
+    def counted(*args: Any) -> Any:
+        spent[0] += COST
+        return record(*args)
+
+    def ask(self: background.Waiting) -> None:
+        asked.append(self.ops)
+        self.asked = compiles
+
+    monkeypatch.setattr(intercept.record, "record", counted)
+    monkeypatch.setattr(background.Waiting, "ask", ask)
+    x, began, parts = torch.arange(32.0), clock.now, 10
+    with auto():
+        while clock.now - began < seconds:
+            for part in range(parts):
+                y = chain(x[: 16 + part], int(allowance.PURSE / COST) // parts)
+                clock.now += 0.1
+                y.sum().item()
+    return len(asked), spent[0]
+
+
+def test_a_model_that_takes_more_than_is_in_the_purse_is_compiled(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, spent = learning(clock, 100.0, True, monkeypatch)
+    assert parts >= 5 and allowance.PURSE < spent < allowance.PURSE + allowance.CREDIT + 1.0
+    assert ALLOWANCE.credit < allowance.CREDIT
+
+
+def test_credit_is_given_until_something_has_paid() -> None:
+    a, first = allowance.Allowance(), trace._root()
+    for _ in range(10):
+        a.ended(first, Witnessed(written=0.9, followed=0.1), 0.0, compiles=True)
+        a.purse -= 1.0  # as each op takes it
+    assert a.credit == 0.0
+    a.paid()
+    assert a.credit == allowance.CREDIT
+
+
+def test_what_a_stream_has_cost_comes_back_once_it_is_compiled() -> None:
+    a, first = allowance.Allowance(), trace._root()
+    for compiles in (False, False, True):
+        a.purse -= 0.25
+        a.ended(first, Witnessed(written=0.25), 0.25, compiles)
+    assert a.purse == allowance.PURSE and first.spent == 0.0 and a.credit == allowance.CREDIT - allowance.PURSE

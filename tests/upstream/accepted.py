@@ -24,7 +24,45 @@ class Accepted:
         return (not self.modes or mode in self.modes) and fnmatchcase(test, self.tests)
 
 
-ACCEPTED: tuple[Accepted, ...] = ()
+REGIONS = ("default", "wait", "xla", "blocking")  # the modes that fuse
+_ROUNDING = (
+    "it asks for equality to the last bit, which holds op by op: XLA contracts a product and the sum that takes it "
+    "into one rounding (docs/semantics.md, Numbers; gradcheck takes nondet_tol there)"
+)
+_ANY_MODE = "torch does the same below any TorchDispatchMode, also one that does nothing: "
+
+ACCEPTED: tuple[Accepted, ...] = (
+    Accepted("test_autograd.py::*::test_gradcheck_single_input", _ROUNDING, REGIONS),
+    Accepted("test_view_ops.py::*::test_as_strided_gradients_cpu", _ROUNDING, REGIONS),
+    Accepted(
+        "test_scatter_gather_ops.py::*::test_scatter__reductions_cpu_complex64",
+        "products of complex numbers, compared without any tolerance: both parts of one are a sum of products, which "
+        "XLA contracts (docs/semantics.md, Numbers)",
+    ),
+    Accepted(
+        "test_sort_and_select.py::*::test_sort_cpu",
+        "it sorts 8,196 random numbers, of which two are equal now and then, without `stable`: which of these comes "
+        "first torch leaves open, and ATen's answer depends on the processor (docs/semantics.md, equal elements)",
+    ),
+    Accepted(
+        "test_indexing.py::*::test_trivial_fancy_out_of_bounds_cpu",
+        "an index out of range is found where the region has run (docs/semantics.md, Errors), and nothing reads there",
+        (*REGIONS, "strict"),
+    ),
+    Accepted(
+        "test_autograd.py::*::test_no_grad_copy_sparse",
+        f"{_ANY_MODE}autograd copies a sparse gradient where it would keep its buffer, whose address the test compares",
+    ),
+    Accepted(
+        "test_autograd.py::*::test_profiler_propagation",
+        f"{_ANY_MODE}TorchScript's fork, which runs in a thread without the mode, fails at once",
+    ),
+    Accepted(
+        "test_autograd.py::*::test_per_dispatch_key_input_saving_cpu",
+        "backward refuses, as it does in eager, what has been written since; of a nested tensor torch's C++ prints the "
+        "sizes into the message with ops, in the mode, and the message is of their memory instead",
+    ),
+)
 
 
 def reason_for(test: str, mode: str) -> str | None:
