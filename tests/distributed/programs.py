@@ -552,20 +552,26 @@ def zero_optimizer(rank: int, context: Context) -> Any:
     return train(rank, context, optimizer=shards)
 
 
+def steps_of(net: torch.nn.Module, rank: int) -> list[torch.Tensor]:
+    """The losses of a few steps, which nobody has read yet."""
+    opt = momentum(net.parameters())
+    losses = []
+    for x, y in batches(rank, 4):
+        opt.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        opt.step()
+        losses.append(loss.detach())
+    return losses
+
+
 def fully_sharded(rank: int, context: Context) -> Any:
     """Torch's other way to shard, which has no reducer."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with context():
         net = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
-        opt = momentum(net.parameters())
-        losses = []
-        for x, y in batches(rank, 4):
-            opt.zero_grad()
-            loss = (net(x) - y).square().mean()
-            loss.backward()
-            opt.step()
-            losses.append(loss.detach())
+        losses = steps_of(net, rank)
     return [float(a) for a in losses]
 
 
@@ -577,14 +583,7 @@ def sharded_by_parameter(rank: int, context: Context) -> Any:
         net = network()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         fully_shard(net, mesh=mesh)
-        opt = momentum(net.parameters())
-        losses = []
-        for x, y in batches(rank, 4):
-            opt.zero_grad()
-            loss = (net(x) - y).square().mean()
-            loss.backward()
-            opt.step()
-            losses.append(loss.detach())
+        losses = steps_of(net, rank)
     return [float(a) for a in losses]
 
 
