@@ -33,7 +33,7 @@ test-full: .venv/.made-full
 	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 # PyTorch's own tests in contexts of each mode: TESTS=folder of its test files, ARGS="--modes wait --files test_ops.py".
-test-upstream: .venv/.made-upstream
+test-upstream: .venv/.made
 	@test -n "$(TESTS)" || { echo 'Name a folder of PyTorch test files: make test-upstream TESTS=pytorch/test' >&2; exit 2; }
 	$(BIN)/python -m tests.upstream "$(TESTS)" $(ARGS)
 
@@ -84,10 +84,6 @@ build/types:
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
 	@$(COMPILE)
-	@touch $@
-
-.venv/.made-upstream: .venv/.made
-	$(PIP) --no-build-isolation --editable '.[test-upstream]'
 	@touch $@
 
 .venv/.made-peers: .venv/.made

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
+from torch._C import _ForceDispatchKeyGuard as _KeyGuard  # what is patched while a context is open stands for this
 from torch._C import _get_dispatch_stack_at as _at
 from torch._C import _len_torch_dispatch_stack as _count
 from torch._C import _push_on_torch_dispatch_stack as _push
@@ -119,7 +120,7 @@ class as_eager:
 
     def __enter__(self) -> None:
         excluded = torch._C._dispatch_tls_local_exclude_set()
-        self.guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - self.undone)
+        self.guard = _KeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - self.undone)
         self.guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -160,6 +161,16 @@ def restack(modes: list[TorchDispatchMode]) -> None:
         _pop()
     for mode in modes:
         _push(mode)
+
+
+def restore_keys() -> None:
+    """Make this thread's dispatch keys say whether it has modes, as they do after every change of its stack."""
+    modes = stack()
+    if modes:
+        restack(modes)
+    else:
+        _push(TorchDispatchMode())
+        _pop()
 
 
 @contextmanager

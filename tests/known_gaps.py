@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 GAPS: dict[str, str] = {
-    "needs_none_of_it": "what meets `fullgraph` stands in for a private function of torch's compiler, and imports it",
     "autocast_begins_before_the_flush": "bfloat16 products round in another order than ATen's",
     "at_the_next_sync_at_the_latest[ -histc]": "the text of the check does not give the range that is not finite",
     "nobody_reads_the_result[ -histc]": "the text of the check does not give the range that is not finite",

@@ -31,7 +31,8 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, collecting, composites, distribution, profiling, readers, reducers, tracers
+from . import aside, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
+from .imports import after_import
 from .intercept import FrontDoor, passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
@@ -222,12 +223,6 @@ def install() -> None:
         for name in readers.NUMBERS:
             _patch(torch.Tensor, name, readers.noticing)
         _patch(torch.Tensor, "__new__", readers.constructing)
-        for owner, name in tracers.TORCHSCRIPT:
-            _patch(owner, name, tracers.traced_natively)
-        tracers.hide_from_dynamo()
-        _patch(torch._dynamo, "optimize", tracers.with_breaks)
-        if hasattr(torch._dynamo.eval_frame, tracers.COUNT):
-            _patch(torch._dynamo.eval_frame, tracers.COUNT, tracers.uncounted)
         for owner in (torch.autograd, torch.autograd.graph):
             _patch(owner, "_engine_run_backward", _after_backward)
         _recode(torch.random.set_rng_state, _set_rng_state, _fused_eager_finished)
@@ -236,7 +231,7 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
-        for owner, name, make in (*profiling.rows(), *distribution.rows()):
+        for owner, name, make in (*keys.rows(), *tracers.rows(), *profiling.rows(), *distribution.rows()):
             _patch(owner, name, make)
         profiling.look()
         _undo.callback(profiling.forget)
@@ -246,6 +241,18 @@ def install() -> None:
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.callback(register_module_parameter_registration_hook(telling.parameter_made).remove)
+    # Not in the lock: another thread may be importing it, and then come here.
+    give_up = after_import(tracers.DYNAMO, _meet_dynamo)
+    with _lock:
+        _undo.callback(give_up)
+
+
+def _meet_dynamo() -> None:
+    """Torch's compiler has been imported, or was before: patch it, if a context is open still."""
+    with _lock:
+        if _users:
+            for owner, name, make in tracers.rows_of_dynamo():
+                _patch(owner, name, make)
 
 
 def renew() -> None:

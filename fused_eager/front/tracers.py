@@ -3,13 +3,11 @@ identity: what is met are private ones that those call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._dynamo.eval_frame
 import torch.jit._trace
-from torch._dynamo import trace_rules as rules
 
 from ..log.reasons import Reason
 from ..quiet import stack
@@ -18,7 +16,7 @@ from .readers import natively
 from .threads import current_door
 
 PACKAGES = ("fused_eager", "fused_eager.fusion_rules", "fused_eager.cache")
-COUNT = "set_fullgraph_compiled_frame_count"  # of `torch._dynamo.eval_frame`; not in torch 2.11
+DYNAMO = "torch._dynamo"  # it takes a second to import, and most programs do without
 
 # They, and what they compare their results with, run on finished tensors, natively: a trace that is made below a mode
 # holds reads of its own constants.
@@ -29,6 +27,27 @@ TORCHSCRIPT: tuple[tuple[Any, str], ...] = (
 )
 
 
+def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """What is patched while a context is open: owner, name, and what makes the patch."""
+    for owner, name in TORCHSCRIPT:
+        yield owner, name, traced_natively
+
+
+def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """The same for torch's compiler, once the program has imported it."""
+    import torch._dynamo.eval_frame
+    from torch._dynamo import trace_rules as rules
+
+    # Once: each time makes torch's list of what is not traced, and the pattern made of it, longer.
+    if not hasattr(rules, "_fused_eager_told"):
+        for package in PACKAGES:
+            rules.add(package)
+        rules._fused_eager_told = True  # type: ignore[attr-defined]
+    yield torch._dynamo, "optimize", with_breaks
+    if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not in torch 2.11
+        yield torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", uncounted
+
+
 def traced_natively(original: Callable[..., Any]) -> Callable[..., Any]:
     """What finishes all values, and has TorchScript trace without our mode."""
 
@@ -37,15 +56,6 @@ def traced_natively(original: Callable[..., Any]) -> Callable[..., Any]:
         return natively(original, *args, **kwargs)
 
     return call
-
-
-def hide_from_dynamo() -> None:
-    """Tell torch's compiler not to trace the library itself when it runs inside a context."""
-    # Once: each time makes torch's list, and the pattern made of it, longer.
-    if not hasattr(rules, "_fused_eager_told"):
-        for package in PACKAGES:
-            rules.add(package)
-        rules._fused_eager_told = True  # type: ignore[attr-defined]
 
 
 def uncounted(original: Callable[[int], int]) -> Callable[[int], int]:

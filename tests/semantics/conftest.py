@@ -32,4 +32,5 @@ def clean() -> Iterator[None]:
     pending = [b for b in TABLE.values() if b.stream is not None]
     for b in pending:
         del TABLE[b.cdata]
-    assert not pending, f"{len(pending)} tensors are still pending after the context"
+    whose = {(b.stream.thread, b.stream.config.mode, str([n.place for n in b.stream.nodes][-2:])) for b in pending}
+    assert not pending, f"{len(pending)} tensors are still pending after the context, of (thread, mode, ops): {whose}"

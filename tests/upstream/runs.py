@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,11 @@ def files_of(folder: Path, names: list[str]) -> list[Path]:
 
 def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, select: str = "") -> dict[str, Outcome]:
     """Run one file in a mode. Returns the outcome of each test by `class::test`; one that crashed or ran out of time
-    is a failure."""
+    is a failure.
+
+    Raises:
+        RuntimeError: pytest itself could not run, with what it said.
+    """
     kept = KEPT / f"{_digest(file, select)}.json"
     if mode == PLAIN and kept.exists():
         return {test: Outcome(*row) for test, row in json.loads(kept.read_text()).items()}
@@ -65,8 +70,10 @@ def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, se
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
         environment |= {VARIABLE: mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
         environment["FUSED_EAGER_CACHE_DIR"] = str(Path(scratch, "cache"))  # what was compiled before must not matter
-        _run(command, folder, environment, f"{file.relative_to(folder)} {mode}")
-        found = dict(_read(xml)) if xml.exists() else {}
+        said = _run(command, folder, environment, f"{file.relative_to(folder)} {mode}")
+        if not xml.exists():
+            raise RuntimeError(f"pytest did not run {file}:\n{said}")
+        found = dict(_read(xml))
     if mode == PLAIN and found:
         KEPT.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({test: [o.kind, o.said] for test, o in found.items()}))
@@ -78,18 +85,20 @@ def _digest(file: Path, select: str) -> str:
     return hashlib.sha256(b"\0".join(of)).hexdigest()[:32]
 
 
-def _run(command: list[str], folder: Path, environment: dict[str, str], what: str) -> None:
-    """Run pytest, saying now and then how far it is."""
-    told = time.monotonic()
+def _run(command: list[str], folder: Path, environment: dict[str, str], what: str) -> str:
+    """Run pytest, saying now and then how far it is. Returns the end of what it said."""
+    told, last = time.monotonic(), deque[bytes](maxlen=20)
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
+            last.append(line)
             share = _PERCENT.search(line)
             if share and time.monotonic() - told > TOLD_EVERY:
                 told = time.monotonic()
                 print(f"  {what}: {share[1].decode()} %", file=sys.stderr, flush=True)
+    return b"".join(last).decode(errors="replace")
 
 
 def _read(xml: Path) -> Iterator[tuple[str, Outcome]]:
