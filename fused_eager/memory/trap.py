@@ -31,6 +31,7 @@ LABELLED = b"\x01\x01\x00"
 CLEAR = b"\x00\x00\x00"
 REFUSAL = "Cannot access data pointer of Storage that is invalid"  # torch's words; no other can be set from Python
 _STRUCT_BYTES = 120  # of StorageImpl; we look no further than its allocator pointer
+_PROBES = 20
 
 storage_of = torch._C.TensorBase.untyped_storage  # the unpatched accessors
 pointer_of = torch.UntypedStorage.data_ptr  # what the trap refuses
@@ -46,16 +47,18 @@ class TrapUnavailable(RuntimeError):
 
 
 def _find_flags() -> int:
-    probe = torch.empty(8)
-    address = storage_of(probe)._cdata
-    before = ctypes.string_at(address, _STRUCT_BYTES)
-    torch._C._set_throw_on_mutable_data_ptr(probe)
-    after = ctypes.string_at(address, _STRUCT_BYTES)
-    changed = [i for i in range(_STRUCT_BYTES) if before[i] != after[i]]
-    first = changed[0] if changed else -1
-    if changed != [first, first + 1] or before[first : first + 3] != CLEAR:
-        raise TrapUnavailable(f"torch {torch.__version__}: flag bytes found at {changed}, expected two neighbours")
-    return first
+    # More than once: the struct may be shorter than we look, and another thread change what lies behind it.
+    for _ in range(_PROBES):
+        probe = torch.empty(8)
+        address = storage_of(probe)._cdata
+        before = ctypes.string_at(address, _STRUCT_BYTES)
+        torch._C._set_throw_on_mutable_data_ptr(probe)
+        after = ctypes.string_at(address, _STRUCT_BYTES)
+        changed = [i for i in range(_STRUCT_BYTES) if before[i] != after[i]]
+        first = changed[0] if changed else -1
+        if changed == [first, first + 1] and before[first : first + 3] == CLEAR:
+            return first
+    raise TrapUnavailable(f"torch {torch.__version__}: flag bytes found at {changed}, expected two neighbours")
 
 
 def _find_pointer() -> int | None:

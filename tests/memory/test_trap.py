@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -109,3 +111,19 @@ def test_views_and_traps_go_with_what_is_exchanged(name: str) -> None:
 def test_what_is_not_exchanged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trap, "swap_memory", lambda a, b: None)
     assert trap.self_test() == "two storages did not exchange what they hold"
+
+
+def test_what_another_thread_writes_behind_a_storage_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = itertools.count()
+    string_at = ctypes.string_at
+
+    def busy(address: int, size: int) -> bytes:
+        found, n = string_at(address, size), next(reads)
+        return found[:-4] + n.to_bytes(4, "little") if n < 6 else found
+
+    monkeypatch.setattr(ctypes, "string_at", busy)
+    assert trap._find_flags() == trap.FLAGS_AT
+    assert next(reads) > 6
+    monkeypatch.setattr(ctypes, "string_at", lambda address, size: next(reads).to_bytes(size, "little"))
+    with pytest.raises(trap.TrapUnavailable, match="expected two neighbours"):
+        trap._find_flags()
