@@ -22,9 +22,11 @@ from fused_eager.cache.lease import Follow, Lead
 from fused_eager.cache.local import LocalStore, default_root
 from fused_eager.cache.manifest import Blob, Manifest, ManifestError, Origin
 from fused_eager.cache.memory import MemoryStore
+from fused_eager.cache.read import Entry, Miss, TierMiss
 from fused_eager.cache.sign import Keyring, KeyTextError, generate, load_keyring
 from fused_eager.cache.store import Stat, Store, StoreError
-from fused_eager.cache.tiers import Cache, Entry, Miss, Published, Tier, TierMiss
+from fused_eager.cache.tier import Tier
+from fused_eager.cache.tiers import Cache, Published
 from fused_eager.cache.url import open_cache, open_store
 
 __all__ = [

@@ -17,14 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fused_eager.cache.forks import call_after_fork
 from fused_eager.cache.key import Key
+from fused_eager.cache.read import Entry, Miss
 from fused_eager.cache.store import StoreError
-
-if TYPE_CHECKING:
-    from fused_eager.cache.tiers import Cache, Entry, Miss, Tier
+from fused_eager.cache.tier import Tier
 
 WAITS = {
     "lease-free": "the other process is gone or gave up; ask for the flight again",
@@ -79,28 +77,26 @@ class Held:
 
 
 class Follow:
-    """Another process makes the entry."""
+    """Another process makes the entry, which `peek` finds as soon as it is there."""
 
-    def __init__(self, cache: Cache, leases: Leases, key: Key, entry: Entry | None) -> None:
+    def __init__(self, peek: Callable[[Key], Entry | Miss], leases: Leases, key: Key, entry: Entry | None) -> None:
         self.key = key
-        self._cache = cache
+        self._peek = peek
         self._leases = leases
         self._entry = entry
 
     def wait(self, timeout_s: float) -> Entry | Miss:
         """The entry as soon as it is there; else a Miss whose reason is a row of WAITS."""
-        from fused_eager.cache.tiers import Entry, Miss
-
         began = time.monotonic()
         pause = 0.01
         while True:
-            result = self._entry or self._cache.peek(self.key)
+            result = self._entry or self._peek(self.key)
             if isinstance(result, Entry):
                 return result
             waited = time.monotonic() - began
             # a lease that ended between the two looks may have left an entry: believe only a look that comes after
             if self._leases.is_free(self.key):
-                result = self._cache.peek(self.key)
+                result = self._peek(self.key)
                 return result if isinstance(result, Entry) else Miss(self.key, "lease-free", result.tiers, waited)
             if waited >= timeout_s:
                 return Miss(self.key, "wait-timeout", result.tiers, waited)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fused_eager.cache.key import Key
 from fused_eager.cache.manifest import CODES as MANIFEST_CODES
@@ -69,6 +70,39 @@ class Refused:
     code: str
     detail: str = ""
     culprit: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A verified hit: the blobs by name, as they were published, and the tier that had them."""
+
+    key: Key
+    manifest: Manifest
+    blobs: Mapping[str, bytes]
+    tier: str
+    seconds: float
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.manifest.metadata
+
+
+@dataclass(frozen=True)
+class TierMiss:
+    tier: str
+    code: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """No entry. `reason` is a row of MISSES (or of lease.WAITS after waiting): the first tier's that is not
+    plain absence."""
+
+    key: Key
+    reason: str
+    tiers: tuple[TierMiss, ...] = ()
+    seconds: float = 0.0
 
 
 def read_entry(store: Store, key: Key, policy: Policy) -> Found | Refused:

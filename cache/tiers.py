@@ -11,85 +11,22 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .background import Writer
 from .encode import Unencodable, freeze
 from .forks import call_after_fork
-from .guard import Breaker, Guard
 from .key import Key
 from .lease import Follow, Lead, Leases
 from .manifest import Blob, Manifest, ManifestError, Origin, parse
 from .pack import pack
-from .read import DAMAGE, Found, Policy, Refused, read_entry
+from .read import DAMAGE, Entry, Found, Miss, Policy, Refused, TierMiss, read_entry
 from .sign import Keyring
-from .store import Store, StoreError
+from .store import StoreError
+from .tier import Tier
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-
-
-@dataclass
-class Tier:
-    """A store and how far it is trusted and waited for.
-
-    `shared`: others write to it; it is written in the background, and every operation has a deadline: `timeout_s` for
-    a whole read, `write_timeout_s` for a write. `signed` (default: as `shared`): only entries that the keyring
-    vouches for are read, and only a keyring that can sign writes.
-    """
-
-    store: Store
-    shared: bool = False
-    signed: bool | None = None
-    writable: bool = True
-    timeout_s: float = 5.0
-    write_timeout_s: float = 30.0
-    breaker: Breaker | None = None
-    guard: Guard = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.guard = Guard(self.store.label, threads=self.shared, breaker=self.breaker)
-
-    @property
-    def label(self) -> str:
-        return self.store.label
-
-    @property
-    def needs_signature(self) -> bool:
-        return self.shared if self.signed is None else self.signed
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A verified hit: the blobs by name, as they were published, and the tier that had them."""
-
-    key: Key
-    manifest: Manifest
-    blobs: Mapping[str, bytes]
-    tier: str
-    seconds: float
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.manifest.metadata
-
-
-@dataclass(frozen=True)
-class TierMiss:
-    tier: str
-    code: str
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Miss:
-    """No entry. `reason` is a row of read.MISSES (or of lease.WAITS after waiting): the first tier's that is not
-    plain absence."""
-
-    key: Key
-    reason: str
-    tiers: tuple[TierMiss, ...] = ()
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,11 +142,11 @@ class Cache:
             entry = self.peek(key)
             if isinstance(entry, Entry):
                 got.release()
-                return Follow(self, self._leases, key, entry)
+                return Follow(self.peek, self._leases, key, entry)
             self._event("lead", key=key.digest, tier=got.tier)
             return got
         self._event("follow", key=key.digest, tier=got.tier, owner=got.owner)
-        return Follow(self, self._leases, key, None)
+        return Follow(self.peek, self._leases, key, None)
 
     def fetch(self, key: Key, wait_s: float) -> Entry | Lead | Miss:
         """Lookup with single flight, for callers that can wait: an Entry to use, a Lead to make it and publish, or,
