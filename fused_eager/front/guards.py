@@ -14,7 +14,7 @@ import multiprocessing.pool
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -242,9 +242,24 @@ def install() -> None:
         _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)
         _undo.callback(register_module_parameter_registration_hook(telling.parameter_made).remove)
     # Not in the lock: another thread may be importing it, and then come here.
-    give_up = after_import(tracers.DYNAMO, _meet_dynamo)
+    give_up = after_import(tracers.DYNAMO, _constructor_as_ever, _meet_dynamo)
     with _lock:
         _undo.callback(give_up)
+
+
+@contextlib.contextmanager
+def _constructor_as_ever() -> Iterator[None]:
+    """In the body, `torch.Tensor.__new__` is torch's own: Dynamo notes it by identity when it is imported."""
+    with _lock:
+        stood = bool(_users) and _stands(torch.Tensor, "__new__")
+        if stood:
+            del torch.Tensor.__new__
+    try:
+        yield
+    finally:
+        with _lock:
+            if stood and _users and "__new__" not in vars(torch.Tensor):
+                torch.Tensor.__new__ = _made[torch.Tensor, "__new__"][1]
 
 
 def _meet_dynamo() -> None:

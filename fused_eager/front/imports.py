@@ -1,10 +1,11 @@
-"""What is to be done once the program imports a module that the library itself does without."""
+"""What is to be done when a module is imported that most programs do without."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -12,13 +13,13 @@ from typing import Any
 
 
 class AfterImport(MetaPathFinder):
-    """Calls `then` when the module `name` has been imported, as long as it is on `sys.meta_path`."""
+    """Has the module `name` imported in the body of `during`, and calls `then`, as long as it is on `sys.meta_path`."""
 
-    def __init__(self, name: str, then: Callable[[], None]):
-        self.name, self.then = name, then
+    def __init__(self, name: str, during: Callable[[], AbstractContextManager[None]], then: Callable[[], None]):
+        self.name, self.during, self.then = name, during, then
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The others' answer, with a loader that calls `then` at its end."""
+        """The others' answer, with a loader that does so."""
         if fullname != self.name or self not in sys.meta_path:
             return None
         self.remove()  # so that the others are asked
@@ -28,7 +29,8 @@ class AfterImport(MetaPathFinder):
         load = spec.loader.exec_module
 
         def load_and_go_on(module: ModuleType) -> None:
-            load(module)
+            with self.during():
+                load(module)
             self.then()
 
         spec.loader.exec_module = load_and_go_on  # type: ignore[method-assign]
@@ -40,12 +42,15 @@ class AfterImport(MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:
-    """Call `then` once `name` is imported: at once if it is. Returns what gives up waiting for it."""
+def after_import(
+    name: str, during: Callable[[], AbstractContextManager[None]], then: Callable[[], None]
+) -> Callable[[], None]:
+    """Call `then` once `name` is imported, at once if it is; the import runs in the body of `during`. Returns what
+    gives up waiting for it."""
     if name in sys.modules:
         importlib.import_module(name)  # another thread may be in the middle of it
         then()
         return lambda: None
-    finder = AfterImport(name, then)
+    finder = AfterImport(name, during, then)
     sys.meta_path.insert(0, finder)
     return finder.remove

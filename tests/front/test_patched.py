@@ -164,3 +164,24 @@ def test_backward_ends_a_stream_under_torchs_own_patch() -> None:
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
     assert torch.autograd._engine_run_backward.__module__ == "torch.autograd.graph"
     assert not hasattr(torch.autograd._engine_run_backward, "__wrapped__")
+
+
+def test_dynamo_is_imported_inside() -> None:
+    """It notes functions by identity, the constructor of tensors among them."""
+    in_process(
+        """
+        import sys, torch
+        from fused_eager import fused_eager
+        class S(torch.Tensor):
+            pass
+        with fused_eager(compile="auto", native="measured"):
+            assert "torch._dynamo" not in sys.modules
+            import torch._dynamo.polyfills.tensor
+            assert type(S([[1.0, 2.0]])) is S and "__new__" in vars(torch.Tensor)
+        assert "__new__" not in vars(torch.Tensor)
+        from torch._dynamo.trace_rules import _polyfilled_function_ids as ids
+        assert id(torch.Tensor.__new__) in ids
+        with fused_eager(compile="wait", native="never"):
+            assert type(S([[1.0, 2.0]]) * 2) is S
+        """
+    )
