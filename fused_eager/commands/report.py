@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import FusedEagerError
 from ..reporting.facts import Facts
 from ..reporting.report import Report
-from ..reporting.text import render, show
+from ..reporting.text import show
 
 
 def _html(report: Report) -> str:
@@ -83,7 +83,7 @@ def main(argv: list[str], prog: str) -> int:
     except (FusedEagerError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    text = RENDERERS[form][0](report) if form else render(report)
+    text = RENDERERS[form][0](report) if form else str(report)
     if not arguments.output:
         show(text)
         return 0

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import linecache
-import os
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jinja2
 
 from ..log.reasons import CODES, NOT_COMPILED
+from .advice import Advice
 from .facts import Facts, top
 from .rows import Compile, Island, Line, Region, Sync
 from .source import short, shorten, split
 from .text import amount, duration, facts_lines, headline, times
-
-if TYPE_CHECKING:
-    from .report import Report
 
 BINS = 120  # columns of the timeline
 CONTEXT = 2  # lines shown around those that ran ops
@@ -40,23 +37,21 @@ def _templates() -> jinja2.Environment:
     return environment
 
 
-def page(report: Report) -> str:
+def page(f: Facts, advice: Sequence[Advice]) -> str:
     """The whole page."""
-    return _templates().get_template("page.html.j2").render(whole=True, **_model(report))
+    return _templates().get_template("page.html.j2").render(whole=True, **_model(f, advice))
 
 
-def fragment(report: Report) -> str:
+def fragment(f: Facts, advice: Sequence[Advice]) -> str:
     """What a notebook shows: the run in a line, where the time went, and what to change."""
-    return _templates().get_template("page.html.j2").render(whole=False, **_model(report))
+    return _templates().get_template("page.html.j2").render(whole=False, **_model(f, advice))
 
 
-def _model(report: Report) -> dict[str, Any]:
-    f = report.facts
+def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:
     sites = [*f.lines, *(s.site for s in f.syncs), *(c.site for c in f.compiles)]
     colours = _colours(f)
     start = f.processes[0].start if f.processes else {}
     return {
-        "report": report,
         "facts": f,
         "headline": headline(f),
         "notes": facts_lines(f)[1:],
@@ -65,8 +60,8 @@ def _model(report: Report) -> dict[str, Any]:
         "program": " ".join(start.get("argv", [])) or "this process",
         "when": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(start["wall"])) + " UTC" if "wall" in start else "",
         "versions": start.get("versions", {}),
-        "advice": [(a, shorten(a.title, sites), shorten(a.evidence, sites)) for a in report.advice],
-        "bins": _bins(report),
+        "advice": [(a, shorten(a.title, sites), shorten(a.evidence, sites)) for a in advice],
+        "bins": _bins(f),
         "files": _files(f, colours),
         "plans": _plans(f, colours),
         "regions": [(r, colours.get(id(r))) for r in top(f.regions, "count", ROWS)],
@@ -100,11 +95,11 @@ def _lines_of(r: Region) -> tuple[Any, ...]:
 # ---- the timeline ------------------------------------------------------------------------------------------------
 
 
-def _bins(report: Report) -> list[dict[str, float]]:
+def _bins(f: Facts) -> list[dict[str, float]]:
     """The run in columns: for each, the share of its time that went into each kind of thing (first process)."""
-    if not report.processes or not report.facts.seconds:
+    if not f.processes or not f.seconds:
         return []
-    spans = _spans(report)
+    spans = _spans(f)
     if not spans:
         return []
     begin, end = min(s[1] for s in spans), max(s[2] for s in spans)
@@ -124,11 +119,11 @@ def _bins(report: Report) -> list[dict[str, float]]:
     return bins
 
 
-def _spans(report: Report) -> list[tuple[str, float, float]]:
+def _spans(f: Facts) -> list[tuple[str, float, float]]:
     """(kind, begin, end) of what the first process did, without overlaps."""
     out = []
     flushed = alone = 0.0
-    for e in report.processes[0].events:
+    for e in f.processes[0].events:
         d = e.data
         if e.kind == "compile" and d.get("waited", True):
             out.append(("compile", e.time - d["seconds"], e.time))
@@ -237,9 +232,3 @@ def _plans(f: Facts, colours: dict[int, int]) -> list[dict[str, Any]]:
         {"number": plan[1], "count": rows[plan][0].count, "regions": [(r, colours.get(id(r))) for r in rows[plan][:30]]}
         for plan in order
     ]
-
-
-def write(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file. Raises OSError."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(page(report))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..log.events import LOG
-from . import advice, facts, reading
+from . import advice, facts, reading, text
 from .advice import Advice
 from .facts import Facts
 from .reading import Process
@@ -80,22 +80,20 @@ class Report:
         return {site: "native" if c["native"] else "fused" for site, c in self.facts.choices.items()}
 
     def __str__(self) -> str:
-        from .text import render
-
-        return render(self)
+        return text.render(self.facts, self.advice)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from .html import fragment
+        from .html import fragment  # brings Jinja along
 
-        return fragment(self)
+        return fragment(self.facts, self.advice)
 
     def html(self) -> str:
         """The report as one HTML page that needs nothing else."""
         from .html import page
 
-        return page(self)
+        return page(self.facts, self.advice)
 
 
 def report(*, reset: bool = False) -> Report:

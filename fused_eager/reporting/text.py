@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from .advice import Advice
 from .facts import Facts, top
 from .source import short, shorten, split
-
-if TYPE_CHECKING:
-    from .report import Report
 
 WIDTH = 110
 ADVICE, ROWS = 4, 4  # how many of each are shown
@@ -165,25 +164,24 @@ def _wrap(indent: str, words: str) -> list[str]:
     )
 
 
-def render(report: Report) -> str:
+def render(f: Facts, advice: Sequence[Advice]) -> str:
     """The whole text."""
-    f = report.facts
     sites = [*f.lines, *(s.site for s in f.syncs), *(c.site for c in f.compiles)]
     lines = [f"fused_eager: {headline(f)}", *("  " + line for line in facts_lines(f))]
     if f.compiling:
         lines.append(f"  the log ends while compiling {shorten(f.compiling, sites)}")
     if f.broken:
         lines.append(f"  {f.broken} lines of the log could not be read")
-    if report.advice:
+    if advice:
         lines += ["", "What to change, most time to gain first:"]
-        for number, a in enumerate(report.advice[:ADVICE], 1):
+        for number, a in enumerate(advice[:ADVICE], 1):
             lines.append(f"{number:2}. {short(a.site)}  {duration(a.seconds)}: {shorten(a.title, sites)}")
             if a.source:
                 lines.append(f"      > {a.source[: WIDTH - 8]}")
             lines += _wrap("      ", f"Cure: {a.cure}.")
             lines += _wrap("      ", f"Seen: {shorten(a.evidence, sites)}.")
-        if len(report.advice) > ADVICE:
-            lines.append(f"    and {len(report.advice) - ADVICE} more")
+        if len(advice) > ADVICE:
+            lines.append(f"    and {len(advice) - ADVICE} more")
     elif f.flushes:
         lines += ["", "Nothing to change: no line waits in every round, nothing was compiled twice without need."]
         if f.turns > f.steps / 2:
