@@ -11,7 +11,8 @@ import torch
 from torch._ops import OpOverload
 
 from .elementwise import NUMBERS, convert, spread, where
-from .lowering import Context, Hoisted, apply_rule, lower
+from .lower import lower
+from .lowering import Context, Hoisted, apply_rule
 from .rule import RULES, OpClass, rule
 
 _KINDS: dict[str, type] = {"b": bool, "i": int, "f": float}

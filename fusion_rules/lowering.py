@@ -1,4 +1,4 @@
-"""Lower one op: promote the arguments as torch does, call the row, and hold the result to the promised specs."""
+"""Calling a row: the arguments promoted as torch does, run-time checks, the result held to the promised specs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
 from torch._prims_common import elementwise_dtypes
 
-from .rule import Rule, rule_for
+from .rule import Rule
 from .spec import JAX_DTYPE, Spec, torch_dtype
 
 
@@ -204,37 +203,3 @@ def to_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     if have.kind == "c" and want.kind not in "cb":
         x = x.real
     return cast(x, want)
-
-
-def lower(
-    op: OpOverload,
-    args: Any,
-    kwargs: dict[str, Any],
-    out: tuple[Spec, ...],
-    bounds: bool = True,
-    places: Places | None = None,
-) -> tuple[tuple[jax.Array, ...], list[Check]]:
-    """Lower one functional overload.
-
-    Args:
-        op: a functional overload (see `functional_twin`).
-        args, kwargs: its arguments, with JAX arrays for tensors and `Hoisted` for hoisted numbers.
-        out: specs of its outputs, in order; outputs that are None or absent are not counted.
-        bounds: whether checks are wanted.
-        places: how the arguments lie in memory, where that is known.
-
-    Returns:
-        One array per output spec, and the checks that the caller has to evaluate.
-
-    Raises:
-        NoLowering: there is no way to lower it; run it as an island.
-    """
-    cx = Context(out, bounds=bounds, places=places or Places())
-    rule = rule_for(op)
-    if rule is None:
-        from .decompose import lower_by_decomposition
-
-        results = lower_by_decomposition(op, args, kwargs, cx)
-    else:
-        results = apply_rule(rule, cx, args, kwargs)
-    return conform(str(op), results, out), cx.checks

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
-from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, lower, map_leaves
+from fused_eager.fusion_rules.lower import lower
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 
 from ..planning.plan import Region

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, leaves, lower, map_leaves
+from fused_eager.fusion_rules.lower import lower
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, leaves, map_leaves
 from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, spec_of
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes

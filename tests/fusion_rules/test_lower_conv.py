@@ -11,8 +11,9 @@ import pytest
 import torch
 from fused_eager.fusion_rules import lower_conv
 from fused_eager.fusion_rules.conv_forms import Depthwise, Native, Patches, Pointwise, Split
+from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lower_conv import choose, window
-from fused_eager.fusion_rules.lowering import NoLowering, lower
+from fused_eager.fusion_rules.lowering import NoLowering
 from fused_eager.fusion_rules.spec import spec_of
 from fused_eager.fusion_rules.winograd import Winograd
 

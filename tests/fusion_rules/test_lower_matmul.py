@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import pytest
 import torch
-from fused_eager.fusion_rules.lowering import Places, lower
+from fused_eager.fusion_rules.lower import lower
+from fused_eager.fusion_rules.lowering import Places
 from fused_eager.fusion_rules.spec import spec_of
 
 from fused_eager.xla import enable_x64

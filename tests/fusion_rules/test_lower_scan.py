@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules.lowering import NoLowering, lower
+from fused_eager.fusion_rules.lower import lower
+from fused_eager.fusion_rules.lowering import NoLowering
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager.xla import enable_x64
