@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 
 from fused_eager.fusion_rules.regions import Candidate, refuse
@@ -248,13 +247,10 @@ def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
         ValidationError: a region waits for a later one, a value is made twice or never, or a donated value is read
             again.
     """
-    graph: nx.DiGraph = nx.DiGraph()
-    graph.add_nodes_from(range(len(plan.regions)))
     maker = {v: g for g, r in enumerate(plan.regions) for v in r.outputs}
-    for g, r in enumerate(plan.regions):
-        graph.add_edges_from((maker[v], g) for v in r.inputs if v in maker)
-    if not nx.is_directed_acyclic_graph(graph) or any(a >= b for a, b in graph.edges):
-        raise ValidationError(f"regions wait for later ones: {[e for e in graph.edges if e[0] >= e[1]]}")
+    waits = [(maker[v], g) for g, r in enumerate(plan.regions) for v in r.inputs if v in maker]
+    if turned := [(a, b) for a, b in waits if a >= b]:
+        raise ValidationError(f"regions wait for later ones: {turned}")
     seen: set[int] = set()
     made = {r.vid for n in nodes for r in n.results}
     for g, r in enumerate(plan.regions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,6 +213,18 @@ def test_the_validator_refuses(name: str) -> None:
     regions, nodes, live = BROKEN[name]
     with pytest.raises(ValidationError):
         validate(Plan(tuple(regions), tuple(() for _ in regions)), nodes, frozenset(live))
+
+
+def test_the_validator_leaves_nothing_to_the_garbage_collector() -> None:
+    regions = (region([0], [0], [1]), region([1], [1], [2]))
+    plan = Plan(regions, ((), ()))
+    gc.collect()
+    gc.disable()
+    try:
+        validate(plan, CHAIN[:2], frozenset([1, 2]))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @given(streams(), st.data())
