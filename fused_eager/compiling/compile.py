@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -28,12 +28,18 @@ from .apart import COMPILER, Abandoned, Unavailable
 from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, needs, settle
 from .key import Computation, identity
 
-if TYPE_CHECKING:
-    from .caching import Keeper
-
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
 _FLIGHTS: dict[Hashable, threading.Lock] = {}  # what some thread is loading or compiling now
+
+
+class Keeper(Protocol):
+    """Where executables are looked for, and kept."""
+
+    def load_or_make(
+        self, computation: Computation, bounds: bool, progress: bool, make: Callable[[], Made]
+    ) -> Executable:
+        """The one that is kept, or else what `make` compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Settings:
 
     bounds: bool = True  # indices are checked
     progress: bool = False  # what takes long is said
-    keeper: Keeper | None = None  # where they are looked for, and kept
+    keeper: Keeper | None = None
     apart: bool = True  # in a process of XLA's own, where that can be
 
 

@@ -102,8 +102,8 @@ def _winner(call: Computation, settings: Settings) -> Choice | None:
 
 def _remembered_or_measured(call: Computation, settings: Settings) -> Choice | None:
     kept = settings.keeper
-    asked = None if kept is None else _key(call, settings.bounds, kept)
-    if kept is None or asked is None:
+    asked = _key(call, settings.bounds, kept) if isinstance(kept, Keeper) else None
+    if not isinstance(kept, Keeper) or asked is None:
         return _told(call, _measured(call, settings))
     found = choices.find(kept, asked)
     if found is not None:
