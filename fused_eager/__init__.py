@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
-
-FOLDER = os.path.dirname(__file__) + os.sep  # what the files of all of it begin with
 
 # Loaded at first use, so that `python -m fused_eager doctor` can report a torch or JAX that does not import.
 _HOMES = {

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
-from .. import FOLDER
 from ..config import OPTIONS, OptionError, parse_assignment, resolve
+from ..folder import FOLDER
 
 # Frames that lead to a program: ours, and Python's own way of starting and finding modules (not frozen before 3.11).
 _OURS = (FOLDER, "<frozen ", runpy.__file__, importlib.util.__file__)

@@ -26,9 +26,9 @@ from typing import Any
 import jax
 import torch
 
-from .. import FOLDER
 from ..compiling import background
 from ..compiling.compile import load_or_compile
+from ..folder import FOLDER
 from ..memory.buffers import LOCK
 from ..quiet import inside, stack
 from ..running.run import Execution

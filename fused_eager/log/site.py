@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import FOLDER
+from ..folder import FOLDER
 
 _INTERNAL = (os.path.dirname(torch.__file__) + os.sep, FOLDER, "<frozen")
 _is_internal: dict[str, bool] = {}
