@@ -27,7 +27,7 @@ from ..choosing.stretch import Choice
 from ..config import OPTIONS, Config, OptionError
 from ..log.events import LOG
 from ..lowering.lower import NodeFailed
-from ..memory.scratch import wanted
+from ..planning.room import wanted
 from ..progress import waiting
 from . import background, canonical, surroundings
 from .compile import Settings

@@ -21,7 +21,7 @@ from ..bounded import Bounded
 from ..log.events import LOG
 from ..lowering import row_blocks
 from ..lowering.lower import Function
-from ..memory.scratch import wanted
+from ..planning.room import wanted
 from ..progress import waiting
 from . import background, telling
 from .apart import COMPILER, Abandoned, Unavailable

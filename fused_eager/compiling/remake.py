@@ -13,7 +13,7 @@ from fused_eager.cache import Key, Miss
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..lowering.lower import NodeFailed
-from ..memory.scratch import wanted
+from ..planning.room import wanted
 from ..quiet import default_dtype
 from ..xla import device, enable_x64
 from . import surroundings

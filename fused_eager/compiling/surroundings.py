@@ -25,8 +25,7 @@ from fused_eager.fusion_rules.cores import usable_cores
 from fused_eager.fusion_rules.precision import switches
 
 from .. import lowering, xla
-from ..memory import scratch
-from ..planning import forms
+from ..planning import forms, room
 from . import apart, canonical, executable, strip, xla_process
 from . import compile as compiling
 
@@ -64,7 +63,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     packages, modules = (fusion_rules, lowering), (
-        apart, canonical, compiling, executable, forms, scratch, strip, xla, xla_process
+        apart, canonical, compiling, executable, forms, room, strip, xla, xla_process
     )
     files = [path for package in packages for path in Path(package.__file__ or "").parent.glob("*.py")]
     files += [Path(module.__file__ or "") for module in modules]

@@ -20,9 +20,9 @@ from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import UNKNOWN, Site, caller, describe, is_internal
 from ..memory.borrow import Home, nbytes_of
-from ..memory.scratch import wanted
 from ..planning.order import operands
 from ..planning.plan import Plan, Region
+from ..planning.room import wanted
 from ..tracing.stream import Node
 from . import background, causes, measuring
 from .key import Computation

@@ -16,6 +16,7 @@ from ..log import site
 from ..log.events import LOG
 from ..memory import trap
 from ..memory.buffers import LOCK, Buffer, buffer_of, has_memory
+from ..tracing.stream import Stream
 
 _NAMED = 4  # pending values, at most
 _BEGINS = "fused_eager: "
@@ -69,7 +70,7 @@ def _pending(frames: list[TracebackType]) -> str:
 
 
 def _maker(buffer: Buffer) -> str:
-    if buffer.stream is None:
+    if not isinstance(buffer.stream, Stream):
         return ""
     for node in buffer.stream.nodes:
         if any(result.vid == buffer.vid for result in node.results):

@@ -28,9 +28,13 @@ from .trap import pointer_of, storage_of, swap_memory
 if TYPE_CHECKING:
     import jax
 
-    from ..tracing.stream import Stream
-
 use_count = torch._C._storage_Use_Count
+
+
+class Owner:
+    """A stream, in which values are pending. May be referred to weakly although it has slots."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Buffer:
@@ -60,7 +64,7 @@ class Buffer:
         self.cdata = storage._cdata
         # Memory that the user may know by address (numpy views, data_ptr): the value must return to that memory.
         self.born_native = born_native
-        self.stream: Stream | None = None
+        self.stream: Owner | None = None
         self.epoch = -1
         self.vid = -1
         self.array: jax.Array | None = None

@@ -17,8 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +29,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..log.events import LOG
 from ..xla import enable_x64
-from .borrow import Home, home_of, nbytes_of
+from .borrow import Home, home_of
 from .heap import LARGE
-
-if TYPE_CHECKING:
-    from ..planning.plan import Region
-    from .buffers import Buffer
 
 # A reference that is dropped without Python's lock, as by the end of a DLPack capsule, waits in jaxlib for this call.
 _collect = xla_client._xla.collect_garbage
@@ -43,22 +38,10 @@ _collect = xla_client._xla.collect_garbage
 FLUSHES = 8  # the last so many say how much is kept
 
 
-def wanted(region: Region, homes: Mapping[int, Home]) -> tuple[Home, ...]:
-    """The large results of a region for which no donated input makes room."""
-    return tuple(homes[region.outputs[p]] for p in roomless(region, homes))
+class Holder(Protocol):
+    """What has a value on the device: a buffer."""
 
-
-def roomless(region: Region, homes: Mapping[int, Home]) -> list[int]:
-    """Which of a region's outputs these are."""
-    given = Counter(homes[region.inputs[p]] for p in region.donated)
-    found = []
-    for position, vid in enumerate(region.outputs):
-        home = homes[vid]
-        if given[home]:
-            given[home] -= 1
-        elif nbytes_of(home) >= LARGE:
-            found.append(position)
-    return found
+    array: jax.Array | None
 
 
 class Held:
@@ -96,7 +79,7 @@ class Scratch:
         self.lent: list[Held] = []
         self.taken: deque[Counter[Home]] = deque([Counter()], FLUSHES)  # by each of the last flushes
 
-    def bury(self, buffer: Buffer) -> None:
+    def bury(self, buffer: Holder) -> None:
         """The storage of a buffer on the device has died, and so has the value, unless something else refers to it."""
         array = buffer.array
         if self.asked and array is not None and array.nbytes >= LARGE:

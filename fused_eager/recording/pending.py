@@ -30,6 +30,7 @@ def held_here(stream: Stream, storage: torch.UntypedStorage) -> Buffer | None:
     """The buffer of a storage; where its value is pending in another stream, that is run before."""
     found = TABLE.get(storage._cdata)
     if found is not None and found.stream is not None and found.stream is not stream:
+        assert isinstance(found.stream, Stream)
         run.flush(found.stream, Reason("sync.thread"))
         found = TABLE.get(storage._cdata)
     return found

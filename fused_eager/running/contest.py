@@ -38,9 +38,9 @@ from ..log.reasons import Reason
 from ..log.site import describe
 from ..memory.borrow import Home, nbytes_of
 from ..memory.buffers import to_array
-from ..memory.scratch import roomless, wanted
 from ..planning.order import operands
 from ..planning.plan import Region
+from ..planning.room import roomless, wanted
 from ..quiet import as_eager, unobserved
 from ..tracing.stream import Node
 from . import choices

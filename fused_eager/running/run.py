@@ -303,7 +303,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     """
     began = telling.begin()
     with LOCK:
-        if b.stream is not None:
+        if isinstance(b.stream, Stream):
             flush(b.stream, reason)
         if b.error is None or BACKLOG.owed:
             check()
@@ -332,7 +332,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
     with LOCK:
         if TABLE.get(b.cdata) is not b:
             return
-        if b.stream is not None:
+        if isinstance(b.stream, Stream):
             flush(b.stream, reason)
         for stream in STREAMS:
             # Pending reads of this value hold the memory that is about to be opened for writing.
@@ -369,7 +369,7 @@ def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -
     began = telling.begin()
     with LOCK:
         busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
-        pending = {id(b.stream): b.stream for b in TABLE.values() if b.stream is not None}
+        pending = {id(b.stream): b.stream for b in TABLE.values() if isinstance(b.stream, Stream)}
     errors: list[Exception] = []
 
     def attempt(step: Callable[..., None], *args: Any) -> None:

@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.spec import Spec
 
 from ..choosing.hotness import Spell
 from ..choosing.pace import Pace
-from ..memory.buffers import Buffer, Home
+from ..memory.buffers import Buffer, Home, Owner
 from .trace import MEMORY, Step
 
 if TYPE_CHECKING:
@@ -250,14 +250,8 @@ class Streams:
 STREAMS = Streams()
 
 
-class _Referable:
-    """What may be referred to weakly although it has slots."""
-
-    __slots__ = ("__weakref__",)
-
-
 @dataclass(eq=False, slots=True)
-class Stream(_Referable):
+class Stream(Owner):
     """The append-only record of one thread since its last flush.
 
     Values are numbered in the order of their appearance (`vid`), inputs and results alike, so that equal programs
