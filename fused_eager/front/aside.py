@@ -32,8 +32,6 @@ from ..tracing.stream import STREAMS, Stream
 if TYPE_CHECKING:
     from typing_extensions import Self  # torch's; typing has it from Python 3.11 on
 
-    from .intercept import FrontDoor
-
 READS = 2  # values that are read without another kind of turn until reads are taken for one
 LEAST = 4  # sync points that a spell has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
@@ -101,6 +99,7 @@ class StepsAside(TorchDispatchMode):
         self.lender = lender
         self.lent: set[Self] = set()
         self.aside = False  # torch runs alone, because that was measured to be faster
+        self.hidden = False  # taken off the stack of modes for the length of a call
         self.reads = 0  # values that were read since the last other turn
         self.backwards = 0  # passes since the last turn
         self.unseen: dict[Turn, int] = dict.fromkeys(get_args(Turn), 0)  # turns since one of their kind was looked at
@@ -265,7 +264,7 @@ class StepsAside(TorchDispatchMode):
             super().__exit__(*error)
 
 
-def enter(door: FrontDoor, place: Place, again: bool) -> None:
+def enter(door: StepsAside, place: Place, again: bool) -> None:
     """Enter the context at `place`: where torch alone was faster for all of it, the front door is aside from the first
     op on. If the context comes `again` and again it goes on as the one before ended: aside, or resting. (Else a rest
     needs turns: there may be none before the end.)"""
@@ -279,13 +278,13 @@ def enter(door: FrontDoor, place: Place, again: bool) -> None:
     door.__enter__()
 
 
-def leave(door: FrontDoor) -> None:
+def leave(door: StepsAside) -> None:
     """The context is left, all of which torch has run: for a thread that rests this is a sync point, if none came."""
     if door.waits_for == "entry":
         door.stream.spell.passed_sync()
 
 
-def turned(door: FrontDoor, turn: Turn) -> None:
+def turned(door: StepsAside, turn: Turn) -> None:
     """A turn has come: the front door may step aside, or come back. Not from inside an op."""
     if door.hidden or door.overlooks(turn):
         return
@@ -315,7 +314,7 @@ def turned(door: FrontDoor, turn: Turn) -> None:
         _step(door, turn, until)
 
 
-def passed_backward(door: FrontDoor) -> None:
+def passed_backward(door: StepsAside) -> None:
     """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
     if door.aside:
         if door.waits_for in ("entry", "backward"):
@@ -326,13 +325,13 @@ def passed_backward(door: FrontDoor) -> None:
         _step(door, "entry", 0.0)
 
 
-def _step(door: FrontDoor, turn: Turn, until: float) -> None:
+def _step(door: StepsAside, turn: Turn, until: float) -> None:
     with LOCK:
         run.hand_over(Reason(door.reason()))
         door.step_aside(turn, until)
 
 
-def read(door: FrontDoor) -> None:
+def read(door: StepsAside) -> None:
     """The program has read a value, and has it: where no other turn comes, this is one."""
     door.reads += 1
     if door.stream.pace.stepping:
@@ -343,12 +342,12 @@ def read(door: FrontDoor) -> None:
         turned(door, "read")
 
 
-def _rests(door: FrontDoor) -> bool:
+def _rests(door: StepsAside) -> bool:
     spell = door.stream.spell
     return spell.until is not None or spell.left >= LEAST
 
 
-def _is_alone(door: FrontDoor) -> bool:
+def _is_alone(door: StepsAside) -> bool:
     """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
     aside does not see that he reads one."""
     mine = [each.stream for each in (door, *door.lent)]

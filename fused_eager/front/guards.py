@@ -33,7 +33,7 @@ from ..recording import native
 from ..running import run
 from . import aside, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
 from .imports import after_import
-from .intercept import FrontDoor, passed_sync, stepped
+from .intercept import FrontDoor, enter_child, passed_sync, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
 
@@ -259,7 +259,7 @@ def _constructor_as_ever() -> Iterator[None]:
     finally:
         with _lock:
             if stood and _users and "__new__" not in vars(torch.Tensor):
-                torch.Tensor.__new__ = _made[torch.Tensor, "__new__"][1]
+                torch.Tensor.__new__ = _made[torch.Tensor, "__new__"][1]  # type: ignore[method-assign]
 
 
 def _meet_dynamo() -> None:
@@ -292,9 +292,6 @@ def uninstall() -> None:
 
 
 def _before_fork() -> None:
-    from . import parking
-
-    parking.clear()
     if not TABLE:
         return
     try:
@@ -304,12 +301,5 @@ def _before_fork() -> None:
         run.BACKLOG.owed.append((threading.get_ident(), error))
 
 
-def _in_child() -> None:
-    from . import intercept, parking
-
-    parking.in_child()
-    # XLA's threads do not exist here. Everything was bound before the fork, so ATen can go on alone.
-    intercept.enter_child()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+# In a child XLA's threads do not exist. Everything was bound before the fork, so ATen can go on alone.
+os.register_at_fork(before=_before_fork, after_in_child=enter_child)

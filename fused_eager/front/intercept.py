@@ -66,7 +66,6 @@ class FrontDoor(StepsAside):
         super().__init__(Stream(config), lender)
         self.config = config  # what its context was entered with
         self.open = True  # whether threads that are started may still enter in its name
-        self.hidden = False  # taken off the stack of modes for the length of a call
         self.parked = 0.0  # when its context was left last, if it is parked (`parking`)
 
     def reopen(self, config: Config) -> None:

@@ -12,17 +12,15 @@ lent it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from ..bounded import Bounded
 from ..config import Config
 from . import guards
-
-if TYPE_CHECKING:
-    from .intercept import FrontDoor
+from .intercept import FrontDoor
 
 AGAIN = 4  # contexts in a row at one place, none of them later than
 GRACE = 1.0  # seconds after the one before it, until it is parked in between
@@ -98,7 +96,11 @@ def clear(before: float = float("inf")) -> None:
                 guards.uninstall()
 
 
-def in_child() -> None:
+def _in_child() -> None:
     """The thread that attends does not exist in a forked child, nor does whoever may have held the lock."""
     global _attendant, _clearing
     _attendant, _clearing = None, threading.Lock()
+
+
+# Before a fork it comes before the guards' own, which finishes what is pending: they are in place for parked doors.
+os.register_at_fork(before=clear, after_in_child=_in_child)
