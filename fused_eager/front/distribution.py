@@ -20,8 +20,9 @@ from ..log.reasons import Reason
 from ..memory.buffers import LOCK
 from ..recording import native
 from ..running import run
+from .buckets import CURRENT, LOOKS, settle, shut
 from .readers import natively
-from .reducers import CURRENT, LOOKS, know, leave, seeing_door, settle, shut
+from .reducers import know, leave, seeing_door
 from .threads import THREAD
 
 IS_AVAILABLE = distributed.is_available()

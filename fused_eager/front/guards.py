@@ -31,7 +31,7 @@ from ..memory.buffers import TABLE
 from ..quiet import adopt, inside, is_own
 from ..recording import native
 from ..running import run
-from . import aside, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
+from . import aside, buckets, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
 from .imports import after_import
 from .intercept import FrontDoor, enter_child, passed_sync, stepped
 from .readers import natively
@@ -174,7 +174,7 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 out = original(*args, **kwargs)
         finally:
-            reducers.shut()
+            buckets.shut()
         if not door.aside:
             door.backwards += 1
             # What follows is most often an optimizer's step, and a thread that rests had better go on where a round

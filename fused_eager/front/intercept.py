@@ -34,7 +34,7 @@ from ..tracing.allowance import ALLOWANCE, limits
 from ..tracing.calls import shape_of
 from ..tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..tracing.stream import Stream
-from . import inspecting
+from . import buckets, inspecting
 from .aside import StepsAside, turned
 
 _is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
@@ -157,9 +157,7 @@ class FrontDoor(StepsAside):
             return profiled.through(func, args, kwargs) if profiled.on else func(*args, **kwargs)
         if kind is Kind.CUSTOM:
             if info.op.namespace == "c10d":
-                from . import reducers
-
-                reducers.finish_buckets()
+                buckets.finish_buckets()
             # Not under the lock: a collective may wait for another process, and that for a thread of this one.
             return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
         with LOCK:

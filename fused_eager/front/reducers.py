@@ -13,7 +13,6 @@ itself.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,47 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from .. import quiet
-from ..log.reasons import Reason
 from ..memory import trap
-from ..memory.buffers import LOCK, TABLE, Buffer, has_memory, storage_of
+from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ..running import run
+from .buckets import CURRENT, LOOKS, settle, shut
 from .intercept import FrontDoor
 from .threads import THREAD
 
 Tensor = torch.Tensor
 _MARK = "_fused_eager_reducer"  # in the metadata of an autograd node: whose hooks came first
-LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")
-_FULL = Reason("sync.island", "a bucket of DistributedDataParallel is full")
-
-
-class _Current(threading.local):
-    """What is open in this thread, and for which reducer."""
-
-    def __init__(self) -> None:
-        self.opened: list[Buffer] = []
-        self.reducer: Reducer | None = None
-        self.ends_natively = -1  # the backward pass for which this is so
-
-
-CURRENT = _Current()
-
-
-def shut() -> None:
-    """Close the traps that are open in this thread."""
-    CURRENT.reducer = None
-    if CURRENT.opened:
-        with LOCK:
-            for b in CURRENT.opened:
-                if TABLE.get(b.cdata) is b:
-                    trap.arm(b.storage)
-            CURRENT.opened.clear()
-
-
-def settle(storages: Iterator[torch.UntypedStorage], reason: Reason = LOOKS) -> None:
-    for storage in storages:
-        b = TABLE.get(storage._cdata)
-        if b is not None:
-            run.settle(b, reason)
 
 
 def seeing_door() -> FrontDoor | None:
@@ -218,6 +185,10 @@ class Reducer:
         with LOCK:
             settle(b.storage for b in list(TABLE.values()) if b.cdata not in kept and b.error is None)
 
+    def buckets(self) -> Iterator[torch.UntypedStorage]:
+        """The memory of its buckets, as far as they are known."""
+        return (p.bucket for p in self.parameters or () if p.bucket is not None)
+
     def attach(self) -> None:
         """Stand around its hooks, and look which buckets it has."""
         if not self.attached:
@@ -273,12 +244,3 @@ def detach() -> None:
     """The last context closes."""
     for reducer in list(KNOWN.values()):
         reducer.detach()
-
-
-def finish_buckets() -> None:
-    """A collective starts while a reducer runs: what follows it may be done in another thread, as in hooks that
-    compress, so all of the reducer's buckets are finished first."""
-    reducer = CURRENT.reducer
-    if reducer is not None:
-        with LOCK:
-            settle((p.bucket for p in reducer.parameters or () if p.bucket is not None), _FULL)
