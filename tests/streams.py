@@ -16,10 +16,13 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import RULES, rule_for
 from fused_eager.fusion_rules.spec import Spec
 
-from fused_eager import fused_eager
+from fused_eager import fused_eager, quiet
 from fused_eager.choosing import hotness
+from fused_eager.choosing.pace import Turn
 from fused_eager.compiling import lengths, template
 from fused_eager.compiling.key import Computation
+from fused_eager.front import aside
+from fused_eager.front.intercept import FrontDoor
 from fused_eager.front.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
@@ -169,6 +172,28 @@ def given_up_anywhere(seed: int) -> Iterator[None]:
         m.setattr(allowance, "PATIENCE", 1e-3)
         m.setattr(allowance, "LEAST", 1e-5)
         yield
+
+
+@contextmanager
+def restless(seed: int) -> Iterator[list[str]]:
+    """In the body the front door steps aside, or comes back, at any turn and any read where it may. Yields what it
+    did."""
+    chance, did = random.Random(seed), list[str]()
+
+    def turned(door: FrontDoor, turn: Turn) -> None:
+        if door.hidden or torch._C._current_graph_task_id() != -1 or chance.random() < 0.5:
+            return
+        if door.aside:
+            did.append("back")
+            door.come_back()
+        elif door in quiet.stack() and not door.stream.pace.stepping and aside._is_alone(door):
+            did.append("aside")
+            aside._step(door, turn, 0.0)
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(aside, "turned", turned)
+        m.setattr(aside, "read", lambda door: turned(door, "read"))
+        yield did
 
 
 def forget_shapes() -> None:

@@ -14,7 +14,7 @@ import torch
 from fused_eager.lowering import row_blocks, stages
 from fused_eager.memory import scratch
 from fused_eager.tracing import trace
-from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere
+from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere, restless
 
 from .differ import Invalid, check, repaired, shrink
 from .generate import Program, generate
@@ -52,8 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blocks", action="store_true", help="rows of all sizes are cut into blocks")
     parser.add_argument("--stages", action="store_true", help="the same, and what may be stored within a block is")
     parser.add_argument("--give-up", action="store_true", help="streams are given up anywhere (modes: auto)")
+    parser.add_argument("--restless", action="store_true", help="torch runs alone from any turn on, and up to any")
     args = parser.parse_args(argv)
-    with given_up_anywhere(args.seed) if args.give_up else nullcontext():
+    with (
+        given_up_anywhere(args.seed) if args.give_up else nullcontext(),
+        restless(args.seed) if args.restless else nullcontext(),
+    ):
         return fuzz(args)
 
 

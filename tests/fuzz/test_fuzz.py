@@ -18,6 +18,7 @@ from tests.streams import (
     events,
     given_up_anywhere,
     lowered_by,
+    restless,
 )
 
 from . import functions
@@ -57,6 +58,18 @@ def test_programs_whose_streams_are_given_up_anywhere_agree_with_eager(monkeypat
             program, found = one(seed, "auto")
         again = f"python -m tests.fuzz --programs 1 --seed {seed} --modes auto --give-up"
         assert not found, f"{again}\n{found}\n{program and program.source()}"
+
+
+def test_programs_that_torch_runs_from_any_turn_on_agree_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_EAGER_NATIVE", "measured")
+    done: list[str] = []
+    for seed in range(8):
+        with restless(seed) as did:
+            program, found = one(seed, "auto")
+        done += did
+        again = f"python -m tests.fuzz --programs 1 --seed {seed} --modes auto --restless"
+        assert not found, f"{again}\n{found}\n{program and program.source()}"
+    assert {"aside", "back"} <= set(done)
 
 
 @pytest.mark.parametrize("mode", ["fused", pytest.param("strict", marks=pytest.mark.slow)])
