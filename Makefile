@@ -19,13 +19,21 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-full test-upstream bench bench-peers bench-programs check-speed lint format clean
+.PHONY: demo test test-fast test-full test-wheel test-upstream bench bench-peers bench-programs check-speed lint format clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: .venv/.made
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
+
+# One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
+test-fast: .venv/.made
+	$(BIN)/python -m pytest -m "not slow" --one-in 12 $(WORKERS) $(ARGS)
+
+# The sdist, the wheel that is built from it, and every entry point of that wheel in an environment without the sources.
+test-wheel: .venv/.made
+	$(BIN)/python -m pytest tests/test_wheel.py $(ARGS)
 
 # Some of the slow tests take many minutes. The second time as where there is no compiler.
 test-full: .venv/.made-full

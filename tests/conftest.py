@@ -54,15 +54,19 @@ for module in (torch.cuda, torch.xpu, torch.mtia):
         module.manual_seed_all = lambda seed: None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="run one in N of the tests that are not slow")
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays: a collection need not go through the modules of torch and jax again and again."""
     gc.collect()
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the known gaps, and leave to the full run the semantics' thousands of programs in the slower modes, and most
-    of what is `thinned`."""
+    of what is `thinned`. With `--one-in`, keep a part of what is left."""
     seen: Counter[str] = Counter()
     for item in items:
         thinned, test = item.get_closest_marker("thinned"), item.nodeid.partition("[")[0]
@@ -75,6 +79,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
         if "tests/semantics/" in item.nodeid and ("[debug" in item.nodeid or "[strict" in item.nodeid):
             item.add_marker(pytest.mark.slow)
+    part = config.getoption("--one-in")
+    if part > 1:
+        _keep_one_in(part, config, items)
+
+
+def _keep_one_in(part: int, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One test of `part` that follow each other, and so of each large file and of each test with many parameters."""
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    kept = [item for number, item in enumerate(quick) if number * 0.618034 % 1 < 1 / part]
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True)
