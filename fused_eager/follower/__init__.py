@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,8 @@ class _State:
     attending = False  # somebody waits for it to be built, or for the time to begin
     since = 0.0  # when the first context asked
     builder: threading.Thread | None = None
+    load: Callable[[Path], ModuleType]  # what connects it with the runtime's objects, as whoever asked has it
+    taken_up: Callable[[], None]  # what is to be done once it is there
     closed = False  # for good
 
 
@@ -71,8 +74,11 @@ def overlooked() -> int:
     return 0 if _STATE.module is None else _STATE.module.overlooked()
 
 
-def enter(config: Config) -> None:
+def enter(config: Config, load: Callable[[Path], ModuleType], taken_up: Callable[[], None]) -> None:
     """A context is entered: take up what is built, or see to it that it will be.
+
+    `load` makes a module of the library and connects it with the runtime's objects; `taken_up` is called when ops are
+    followed by it.
 
     Raises:
         FollowerUnavailable: the option asks for it, and it cannot be had.
@@ -82,6 +88,7 @@ def enter(config: Config) -> None:
     with _LOCK:
         if is_open():
             return
+        _STATE.load, _STATE.taken_up = load, taken_up
         if build.is_built():
             _take_up()
         elif config.follower == "compiled":
@@ -126,17 +133,15 @@ def _build() -> None:
 
 
 def _take_up() -> None:
-    from ..front import connection, guards
-
     began = time.perf_counter()
     try:
-        _STATE.module = connection.load(build.library())
+        _STATE.module = _STATE.load(build.library())
     except (ImportError, RuntimeError, AttributeError) as error:
         _STATE.why = f"it does not fit this torch: {error}"
         _tell("failed", time.perf_counter() - began)
         return
     _STATE.attending, _STATE.why = False, ""
-    guards.renew()  # readers are made in C++ from now on
+    _STATE.taken_up()
     pace.forget()  # what was measured with Python's follower
     _tell("taken up", time.perf_counter() - began)
 

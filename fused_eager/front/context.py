@@ -26,7 +26,7 @@ from ..recording.native import nothing_is_pending
 from ..running import run
 from ..tracing import infer
 from ..tracing.allowance import ALLOWANCE, limits
-from . import aside, guards, leaving, parking, refusals, signals, threads
+from . import aside, connection, guards, leaving, parking, refusals, signals, threads
 from .aside import turned
 from .intercept import FrontDoor, boundary, passed_sync
 from .threads import THREAD, ThreadState
@@ -246,7 +246,7 @@ class fused_eager:
                 leaving.arrange()
                 heap.share_arena()
                 keeper(config)
-                follower.enter(config)
+                follower.enter(config, connection.load, guards.renew)
                 if config.waits:
                     infer.load()
                 door = FrontDoor(config)
@@ -305,6 +305,6 @@ class fused_eager:
             run.settle_all(Reason("cut.options"), only=door.stream)
         else:
             keeper(config)
-            follower.enter(config)
+            follower.enter(config, connection.load, guards.renew)
             run.flush(door.stream, Reason("cut.options"))
         door.stream.config = config

@@ -271,7 +271,7 @@ def _meet_dynamo() -> None:
 
 
 def renew() -> None:
-    """Make the readers of numbers anew, as the compiled follower can be had from now on."""
+    """Make the readers of numbers anew: in C++, as the compiled follower can be had from now on."""
     with _lock:
         for name in readers.NUMBERS:
             if (torch.Tensor, name) not in _made:
