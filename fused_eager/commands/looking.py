@@ -19,7 +19,7 @@ from fused_eager.fusion_rules.cores import usable_cores
 
 from ..config import OptionError, resolve
 
-_PACKAGES = ("fused-eager", "torch", "jax", "jaxlib", "numpy", "networkx")
+_PACKAGES = ("fused-eager", "torch", "jax", "jaxlib", "numpy")
 _VARIABLES = re.compile(r"(FUSED_EAGER|JAX|XLA|OMP|GOMP|KMP|MKL|MALLOC)_\w*|CUDA_VISIBLE_DEVICES|PYTORCH_ALLOC_CONF")
 _CPU_FEATURES = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd")
 

@@ -41,7 +41,7 @@ def environment(**changed: str) -> dict[str, Any]:
 
 # Every check with facts under which it alone must speak, and a word that its text must have.
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("package-missing", versions(networkx=None), "networkx"),
+    ("package-missing", versions(numpy=None), "numpy"),
     ("something-fails", {"failures": {"jax": "ImportError: no such symbol"}}, "no such symbol"),
     ("bad-option", {"options": "option 'mode' cannot be 'fast'"}, "'fast'"),
     ("torch-too-old", versions(torch="2.10.1+cu128"), "2.10.1"),
