@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from .elementwise import NUMBERS, as_array, convert, kind, spread, where
+from .elementwise import NUMBERS, as_array, convert, kind, need, spread, where
 from .geometry import overwrite
 from .lowering import Context, NoLowering
 from .spec import JAX_DTYPE
@@ -172,9 +172,13 @@ def put_at(x: Any, dims: tuple[int, ...], indices: Sequence[Any], position: int,
     `how` is set, add, mul, max or min; all but set count every update of an element that is hit more than once, and
     round after each, in the dtype of `x`. Positions outside of `x`, negative ones too, are left out; only the set of a
     single position moves inside.
+
+    Raises:
+        NoLowering: products of complex64 (`elementwise.product`), which are left to ATen.
     """
     if values.size == 0 or x.size == 0:
         return x
+    need(how != "mul" or x.dtype != np.complex64, "XLA's scatter rounds products of complex64 otherwise than eager")
     if kind(x) == "b" and how != "set":
         how = {"add": "max", "mul": "min"}.get(how, how)
         return put_at(x.astype(np.int8), dims, indices, position, values.astype(np.int8), how).astype(np.bool_)

@@ -15,7 +15,7 @@ import torch
 from jax import lax
 
 from .axes import quotient, upcast
-from .elementwise import NUMBERS, as_array, convert, isnan, need, where
+from .elementwise import NUMBERS, as_array, convert, isnan, kind, need, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
@@ -85,7 +85,10 @@ def _wide(value: Any, spec: Spec) -> Any:
 def _progression(cx: Context, start: Any, step: Any) -> Any:
     spec = cx.out[0]
     first, step = _wide(start, spec), _wide(step, spec)
-    return first + step * lax.iota(first.dtype, spec.shape[0])
+    place = lax.iota(first.dtype, spec.shape[0])
+    total = first + step * place
+    # XLA leaves out a start of 0.0, to which -1 * 0.0 is added.
+    return where((place == 0) & (step < 0), first, total) if kind(total) == "f" else total
 
 
 @rule("arange.default", OpClass.FACTORY, keep=["end"])

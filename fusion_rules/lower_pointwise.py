@@ -25,6 +25,7 @@ from .elementwise import (
     narrow,
     narrow_number,
     need,
+    product,
     together,
     torch_makes_nan,
     where,
@@ -38,24 +39,24 @@ from .spec import JAX_DTYPE
 @rule(["add.Tensor", "add.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
 def add(cx: Context, self: Any, other: Any, alpha: Any = 1) -> Any:
     other = narrow_number(cx, other)
-    return self + other if is_one(alpha) else self + other * narrow(cx, alpha)
+    return self + other if is_one(alpha) else self + product(other, narrow(cx, alpha))
 
 
 @rule(["sub.Tensor", "sub.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
 def sub(cx: Context, self: Any, other: Any, alpha: Any = 1) -> Any:
     other = narrow_number(cx, other)
-    return self - other if is_one(alpha) else self - other * narrow(cx, alpha)
+    return self - other if is_one(alpha) else self - product(other, narrow(cx, alpha))
 
 
 @rule(["rsub.Tensor", "rsub.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
 def rsub(cx: Context, self: Any, other: Any, alpha: Any = 1) -> Any:
     other = narrow_number(cx, other)
-    return other - self if is_one(alpha) else other - self * narrow(cx, alpha)
+    return other - self if is_one(alpha) else other - product(self, narrow(cx, alpha))
 
 
 @rule(["mul.Tensor", "mul.Scalar"], OpClass.POINTWISE, promote=Promote.DEFAULT)
 def mul(cx: Context, self: Any, other: Any) -> Any:
-    return self * other
+    return product(self, other)
 
 
 @rule(["div.Tensor", "div.Scalar"], OpClass.POINTWISE, promote=Promote.INT_TO_FLOAT)
@@ -275,14 +276,14 @@ def pow_tensor(cx: Context, self: Any, exponent: Any) -> Any:
 
 # The exponents for which ATen's kernel takes another road than `pow`.
 _POWERS: dict[float, Any] = {
-    -2.0: lambda x: reciprocal(x * x),
+    -2.0: lambda x: reciprocal(product(x, x)),
     -1.0: reciprocal,
     -0.5: rsqrt,
     0.0: jnp.ones_like,
     0.5: lax.sqrt,
     1.0: lambda x: x,
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
+    2.0: lambda x: product(x, x),
+    3.0: lambda x: product(product(x, x), x),
 }
 
 
@@ -309,7 +310,7 @@ def lerp(cx: Context, self: Any, end: Any, weight: Any) -> Any:
 @rule("addcmul.default", OpClass.POINTWISE)
 def addcmul(cx: Context, self: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
     self, tensor1, tensor2, factor = by_tensors((self, tensor1, tensor2), value)
-    return self + (tensor1 if is_one(value) else factor * tensor1) * tensor2
+    return self + product(tensor1 if is_one(value) else product(factor, tensor1), tensor2)
 
 
 @rule("addcdiv.default", OpClass.POINTWISE, promote=Promote.DEFAULT)

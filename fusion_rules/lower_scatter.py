@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .elementwise import kind, where
+from .elementwise import kind, product, where
 from .indexing import as_index, fill_value, flat_positions, hits, opmath, put_at, reduce_at, spread_line, take_at
 from .lowering import Context
 from .rule import OpClass, rule
@@ -52,7 +52,7 @@ def _scatter(self: Any, dim: int, index: Any, src: Any, how: str) -> Any:
         at = flat_positions(self.shape, dim, index).reshape(-1)
         flat = put_at(self.reshape(-1).astype(wide), (0,), [at], 0, src.reshape(-1).astype(wide), how)
         return flat.astype(self.dtype).reshape(self.shape)
-    combine = {"set": lambda old, new: new, "add": lax.bitwise_or if kind(self) == "b" else lax.add, "mul": lax.mul}
+    combine = {"set": lambda old, new: new, "add": lax.bitwise_or if kind(self) == "b" else lax.add, "mul": product}
     if kind(self) == "b":
         combine["mul"] = lax.bitwise_and
     return where(hit, combine[how](self, spread_line(src, self.shape)), self)

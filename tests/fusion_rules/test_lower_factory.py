@@ -112,3 +112,10 @@ def test_complex_spaces_are_eagers_to_the_last_bit() -> None:
         assert_same_bits(A.linspace.default, 0.13, 0.77, n, dtype=torch.complex64)
     with pytest.raises(NoLowering):
         lowered(A.logspace.default, torch.logspace(1j, 2, 3), 1j, 2, 3)
+
+
+def test_a_progression_downwards_starts_at_its_start() -> None:
+    for start, end, step in [(0.0, -1.0, -0.25), (-0.0, -1.0, -0.5), (0.0, 1.0, 0.5)]:
+        want = torch.arange(start, end, step)
+        got = lowered(A.arange.start_step, want, start, end, step)
+        assert torch.equal(got[0].signbit(), want.signbit()) and torch.equal(got[0], want)

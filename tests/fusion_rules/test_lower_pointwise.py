@@ -150,3 +150,15 @@ def test_addcmul_casts_its_number_to_integers(dtype: torch.dtype) -> None:
     x, y = grid(dtype, 2)
     for value in (2.7, 0.5, 3):
         assert_agrees(A.addcmul.default, x, x, y, value=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_products_are_rounded_as_eager_rounds_them(dtype: torch.dtype) -> None:
+    x, y = torch.randn(2, 64, 16, dtype=dtype).unbind(0)
+    for op, args in [
+        (A.mul.Tensor, (x, y)), (A.mul.Tensor, (x, x.conj().clone())), (A.pow.Tensor_Scalar, (x, 2)),
+        (A.addcmul.default, (x, y, x)), (A.mul.Tensor, (x, 2 + 3j)), (A.mul.Tensor, (x[0, :1], y[0, :1])),
+    ]:
+        want = op(*args)
+        got = lowered(op, want, *args)
+        assert isinstance(got, list) and torch.equal(got[0], want), op

@@ -29,17 +29,11 @@ _ROUNDING = (
     "it asks for equality to the last bit, which holds op by op: XLA contracts a product and the sum that takes it "
     "into one rounding (docs/semantics.md, Numbers; gradcheck takes nondet_tol there)"
 )
-_COMPLEX = (
-    "products of complex numbers, compared without any tolerance: both parts of one are a sum of products, which XLA "
-    "contracts (docs/semantics.md, Numbers)"
-)
 _ANY_MODE = "torch does the same below any TorchDispatchMode, also one that does nothing: "
 
 ACCEPTED: tuple[Accepted, ...] = (
     Accepted("test_autograd.py::*::test_gradcheck_single_input", _ROUNDING, REGIONS),
     Accepted("test_view_ops.py::*::test_as_strided_gradients_cpu", _ROUNDING, REGIONS),
-    Accepted("test_scatter_gather_ops.py::*::test_scatter__reductions_cpu_complex64", _COMPLEX),
-    Accepted("test_scatter_gather_ops.py::*::test_scatter_reduce_prod_cpu_complex*", _COMPLEX),
     Accepted(
         "test_sort_and_select.py::*::test_sort_cpu",
         "it sorts 8,196 random numbers, of which two are equal now and then, without `stable`: which of these comes "
