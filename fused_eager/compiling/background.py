@@ -112,6 +112,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.closing = False
+        self.is_kept = False  # what is compiled, for other processes
         self._lock = threading.Lock()
         self._writer: Writer | None = None
         self._open = 0
@@ -180,11 +181,9 @@ class Queue:
         self.closing = True
         if not self._open:
             return
-        from .caching import is_any_open  # which needs, by way of `surroundings`, what is here
-
         assert self._writer is not None
         try:
-            if is_any_open() and not hasattr(sys, "last_value"):  # nor has anything been raised that nobody has handled
+            if self.is_kept and not hasattr(sys, "last_value"):  # nor has anything been raised that nobody has handled
                 progress.until(self._writer.flush, "finishing the compilation that XLA is at")
         finally:
             COMPILER.close()
@@ -209,6 +208,11 @@ _own = threading.local()
 def busy() -> bool:
     """Whether anything is being compiled in the background."""
     return _QUEUE.busy
+
+
+def keep() -> None:
+    """What is compiled is kept for other processes: at the end of this one it is worth finishing."""
+    _QUEUE.is_kept = True
 
 
 def is_closing() -> bool:

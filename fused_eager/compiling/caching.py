@@ -269,13 +269,10 @@ def keeper(config: Config) -> Keeper | None:
         pass
     with _LOCK:
         if rows not in _KEEPERS:
-            _KEEPERS[rows] = None if config.cache.strip() == "off" else _open(config)
+            _KEEPERS[rows] = found = None if config.cache.strip() == "off" else _open(config)
+            if found is not None:
+                background.keep()
         return _KEEPERS[rows]
-
-
-def is_any_open() -> bool:
-    """Whether what is compiled is kept for other processes."""
-    return any(each is not None for each in list(_KEEPERS.values()))
 
 
 def forget_loaded() -> None:
