@@ -31,8 +31,8 @@ from ..tracing.infer import load as load_inference
 from .apart import COMPILER
 
 if TYPE_CHECKING:
-    from ..running.load import Ready
     from ..tracing.trace import Step
+    from .ready import Ready
 
 # With a stream that is being compiled, or reads in that time, until a thread stops recording. Where a report is wanted,
 # which lives on what is recorded:

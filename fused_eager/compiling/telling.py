@@ -28,8 +28,8 @@ from . import background, causes, measuring
 from .key import Computation
 
 if TYPE_CHECKING:
-    from ..running.load import Ready
     from .executable import Executable, Made
+    from .ready import Ready
 
 now = time.perf_counter
 

@@ -6,7 +6,6 @@ import functools
 import gc
 import time
 from collections.abc import Hashable, MutableMapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +20,7 @@ from ..compiling.background import Waiting
 from ..compiling.caching import forget_loaded, keeper, settings
 from ..compiling.compile import MEMORY as EXECUTABLES
 from ..compiling.compile import Computation, Executable, load_or_compile
+from ..compiling.ready import Ready
 from ..config import Config
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -34,21 +34,6 @@ from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
 from . import contest, validate
 from .island import judge
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A plan with its executables (None for ATen regions): everything a repeated stream needs."""
-
-    plan: Plan
-    executables: tuple[Executable | None, ...]
-    checked: bool
-    number: int  # names the plan in events
-    shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
-    unstable: bool = False  # and nothing will be, as they keep changing
-    varies: bool = False  # a stream of any length is run like that
-    pieces: Pieces | None = None  # what tells it from others in every process
-
 
 _default = torch.get_default_dtype
 
@@ -67,7 +52,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     nodes, config = stream.nodes, stream.config
     ending = (live, donatable, config.check_bounds, config.max_region, precision.switches())
     # An interrupt may have come between a node and its step.
-    known = stream.at.ready if stream.at.depth == len(nodes) else {}
+    known: MutableMapping[Hashable, Ready | Waiting] = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
     if not isinstance(ready, Ready):
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:

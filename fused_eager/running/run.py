@@ -18,6 +18,7 @@ import torch
 from ..choosing.hotness import SKELETONS
 from ..compiling import background, measuring, telling
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
+from ..compiling.ready import Ready
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -33,7 +34,7 @@ from . import vacate, validate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
 from .island import judge, run_nodes
-from .load import Ready, homes_of_values, is_compiled, load
+from .load import homes_of_values, is_compiled, load
 
 
 class Execution:
@@ -260,7 +261,7 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
 
 def _finish(stream: Stream) -> None:
     execution = stream.unfinished
-    assert execution is not None
+    assert isinstance(execution, Execution)
     if stream.nodes is execution.nodes:
         stream.reset()
     shapes, began = execution.ready.shapes, time.perf_counter()

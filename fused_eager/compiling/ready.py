@@ -1,0 +1,24 @@
+"""Ready: what a stream has become when there is nothing left to plan or compile for it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from ..choosing.stretch import Pieces
+from ..planning.plan import Plan
+from .executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A plan with its executables (None for ATen regions): everything a repeated stream needs."""
+
+    plan: Plan
+    executables: tuple[Executable | None, ...]
+    checked: bool
+    number: int  # names the plan in events
+    shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
+    unstable: bool = False  # and nothing will be, as they keep changing
+    varies: bool = False  # a stream of any length is run like that
+    pieces: Pieces | None = None  # what tells it from others in every process
