@@ -12,24 +12,35 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import profiled
 from ..log.events import LOG
 from ..log.site import describe
 
 if TYPE_CHECKING:
-    from ..front.intercept import FrontDoor
     from ..planning.plan import Region
-    from ..running.run import Execution
+    from ..tracing.stream import Node
+    from .ready import Ready
 
 EVERY = 32
 _Range = torch._C._profiler._RecordFunctionFast  # of what a range of `record_function` tells no text arrives
 LONGEST = 4096  # characters: what a range tells of its ops
 every_run = False  # measure all of them: for `explain`
 _flushes: Counter[int] = Counter()  # by plan number
+
+
+class Execution(Protocol):
+    """A flush under way: what runs the stream, the region that comes next, and the values that are there."""
+
+    ready: Ready
+    nodes: list[Node]
+    next: int
+    values: dict[int, Any]
 
 
 def watch(execution: Execution) -> Watch | None:
@@ -111,7 +122,7 @@ class Watch:
 _measured: dict[type, type] = {}
 
 
-def _measured_class(kind: type[FrontDoor]) -> type:
+def _measured_class(kind: type[TorchDispatchMode]) -> type:
     """The class of a front door that times its ops. An instance changes its class for the length of a stream."""
     found = _measured.get(kind)
     if found is not None:
@@ -136,10 +147,19 @@ def _measured_class(kind: type[FrontDoor]) -> type:
     return Measured
 
 
-def _door() -> Any:
-    from ..front.threads import current_door
+class _Doors:
+    """Whose ops are timed."""
 
-    return current_door()
+    current: Callable[[], Any] | None = None  # the calling thread's front door
+
+
+def time_ops_of(current: Callable[[], Any]) -> None:
+    """Time the ops of the front door that the calling thread has: `current` finds it."""
+    _Doors.current = current
+
+
+def _door() -> Any:
+    return None if _Doors.current is None else _Doors.current()
 
 
 class _Timing:

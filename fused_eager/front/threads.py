@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from .. import follower
+from ..compiling import measuring
 from ..config import Config
 from ..log.reasons import Reason
 from ..memory.buffers import LOCK
@@ -40,6 +41,9 @@ THREAD = ThreadState()
 def current_door() -> FrontDoor | None:
     """The calling thread's open front door."""
     return THREAD.door
+
+
+measuring.time_ops_of(current_door)
 
 
 def in_context_of(door: FrontDoor, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
