@@ -14,10 +14,11 @@ from ..memory import buffers, unwritten
 from ..memory.buffers import TABLE, Buffer, Home, storage_of
 from ..memory.trap import offset_of, pointer_of
 from ..running import run
-from ..tracing.calls import Foreign, Output
+from ..tracing.calls import Foreign
 from ..tracing.infer import Fresh, Same
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import DeviceInput, NativeInput, Stream
+from ..tracing.structure import Output
 from ..xla import device
 from . import native
 

@@ -21,11 +21,12 @@ from ..memory.buffers import TABLE, storage_of
 from ..memory.trap import offset_of
 from ..quiet import through
 from ..running.island import judge
-from ..tracing.calls import CALLS, Call, Foreign, View, new_call, take
+from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
 from ..tracing.numbers import are_taken, kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Node, Result, Stream, Use, Witnessed, start
+from ..tracing.structure import Call, View
 from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
 from . import native, witness
 from .follow import follow

@@ -31,10 +31,11 @@ from ..memory.borrow import nbytes_of
 from ..memory.buffers import TABLE, Buffer, storage_of
 from ..memory.trap import offset_of
 from ..running import run
-from ..tracing.calls import Call, make_call, overlap, written
+from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import NativeInput, Node, Result, Stream, Witnessed
+from ..tracing.structure import Call
 from ..tracing.trace import MISS, Step
 from . import native
 from .native import call as run_natively

@@ -15,12 +15,10 @@ import torch
 from ..bounded import Bounded
 
 if TYPE_CHECKING:
-    from ..compiling.background import Waiting
-    from ..memory.buffers import Home
-    from ..running.load import Ready
-    from .calls import Call
+    from ..memory.borrow import Home
+    from .node import Node
     from .opinfo import OpInfo
-    from .stream import Node
+    from .structure import Call
 
 LIMIT = 30_000  # steps; programs whose streams never repeat must not fill the memory
 ENDINGS = 64  # ways to end at one step: which values are live then, which inputs may be overwritten
@@ -78,7 +76,7 @@ class Step:
         self.children: dict[Hashable, Step] = {}
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
-        self.ready: Bounded[Hashable, Ready | Waiting] = Bounded(ENDINGS)
+        self.ready: Bounded[Hashable, Any] = Bounded(ENDINGS)  # by ending: what runs the stream (`running.load`)
         self.reached = 0  # of the first op of a stream: how many ops of it had been written down when it was given up
         self.spent = 0.0  # and the seconds that streams which begin with it have cost since one was last compiled
         self.warm = False  # of the first op of a stream: something that begins like that has been compiled, or is soon
