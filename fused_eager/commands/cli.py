@@ -28,7 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("report", "commands.report", "what a run did and what to change, from its event log"),
     Command("diff", "reporting.compare", "what is different between the event logs of two runs"),
     Command("top", "reporting.top", "follow the event log of a running program"),
-    Command("explain", "reporting.explaining", "run a program, say what became of each of its lines", True),
+    Command("explain", "commands.explain", "run a program, say what became of each of its lines", True),
     Command("config", "config", "print every option: value, origin, environment variable, help"),
     Command("cache", "commands.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
     Command("ops", "commands.ops", "say which of torch's ops run through XLA, and why others do not"),

@@ -1,11 +1,9 @@
-"""Explaining: run a function once, and say what became of each of its lines. As a command: run a program so."""
+"""Explaining: run a function once, and say what became of each of its lines."""
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -127,25 +125,3 @@ def _with_plans(seen: list[Event], start: float) -> Process:
     wanted = {e.data["plan"] for e in seen if e.kind == "flush"} - {e.data["plan"] for e in seen if e.kind == "plan"}
     known = [Event("plan", start, e.data, e.thread) for e in LOG.of("plan") if e.data["plan"] in wanted]
     return from_memory([*known, *seen], start)
-
-
-def main(argv: list[str], prog: str) -> int:
-    """`explain SCRIPT`: run a program once under fused_eager() and say what became of each of its lines."""
-    from ..commands import launch
-
-    ours, theirs = launch.split(argv)
-    parser = argparse.ArgumentParser(prog=prog, description=main.__doc__, allow_abbrev=False)
-    parser.add_argument("--mode", default="fused", help="debug, strict or fused (default)")
-    program = parser.add_mutually_exclusive_group(required=True)
-    program.add_argument("-m", dest="module", metavar="MODULE", help="a module, as python -m takes it")
-    program.add_argument("script", nargs="?", metavar="SCRIPT", help="a file")
-    arguments = parser.parse_args(ours)
-    start = time.perf_counter()
-    name = ["-m", arguments.module] if arguments.module is not None else [arguments.script]
-    with watching() as seen:
-        try:
-            code = launch.main(["--mode", arguments.mode, "--option", "compile=wait", *name, *theirs], prog)
-        finally:
-            found = Report.of([_with_plans(seen, start)])
-            print(f"{Explanation(None, found)}\n\n{found}", file=sys.stderr)
-    return code
