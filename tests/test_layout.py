@@ -6,7 +6,7 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -69,32 +69,33 @@ def test_imports_run_one_way(path: Path) -> None:
     assert violations(path.read_text(), path.relative_to(ROOT).parts[0]) == []
 
 
-# The packages of the runtime, each of which may import those before it. A module beside them, in fused_eager/ itself,
-# is for all. What is imported for its types alone, or inside a function, may be of any.
+# The packages of the runtime, each of which may import those before it, wherever in a module the import stands.
+# A module beside them, in fused_eager/ itself, is for all.
 PACKAGES = (
     *("log", "choosing", "memory", "tracing", "planning", "lowering", "compiling", "follower", "running", "recording"),
     *("front", "reporting", "commands"),
 )
 RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name != "__main__.py"]
 
+# What is imported of a later one all the same, by module: for types, or once it is asked for.
+LATE = {
+    "fused_eager/__init__.py": ("fused_eager",),  # the face of all
+    "fused_eager/front/context.py": ("fused_eager.reporting.writer",),
+}
+
 
 def upward(source: str, package: str) -> list[str]:
-    """The imports of a module of `package`, "" for fused_eager itself, that its loading needs of a later one."""
+    """The imports of a module of `package`, "" for fused_eager itself, that are of a later one."""
     before = PACKAGES[: PACKAGES.index(package) + 1] if package else ()
-    deferred = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse(source)
-    tree.body = [s for s in tree.body if not (isinstance(s, ast.If) and "TYPE_CHECKING" in ast.unparse(s.test))]
-    for node in ast.walk(tree):
-        if isinstance(node, deferred):
-            node.body = [ast.Pass()]
-    found = imports(ast.unparse(tree), f"fused_eager.{package}" if package else "fused_eager")
+    found = imports(source, f"fused_eager.{package}" if package else "fused_eager")
     named = [(name, name.split(".")[1]) for _, name in found if name.startswith("fused_eager.")]
     return [name for name, of in named if of in PACKAGES and of not in before]
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=short)
 def test_packages_of_the_runtime_import_those_before_them(path: Path) -> None:
-    assert upward(path.read_text(), ".".join(path.relative_to(ROOT / "fused_eager").parts[:-1])) == []
+    found = upward(path.read_text(), ".".join(path.relative_to(ROOT / "fused_eager").parts[:-1]))
+    assert [name for name in found if not inside(name, LATE.get(short(path), ()))] == []
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,10 @@ def test_packages_of_the_runtime_import_those_before_them(path: Path) -> None:
         ("memory", "from .. import quiet, running", 1),
         ("memory", "class C:\n    from fused_eager.front import context", 1),
         ("", "from .log.events import LOG", 1),
+        ("memory", "if TYPE_CHECKING:\n    from ..tracing.stream import Node", 1),
+        ("memory", "def f():\n    from ..front import context", 1),
         ("memory", "from ..log.events import LOG\nfrom . import trap\nfrom ..xla import device", 0),
-        ("memory", "if TYPE_CHECKING:\n    from ..tracing.stream import Node", 0),
-        ("memory", "def f():\n    from ..front import context", 0),
+        ("memory", "if TYPE_CHECKING:\n    from ..log.events import LOG", 0),
         ("front", "from fused_eager.fusion_rules.spec import Spec", 0),
     ],
 )
@@ -116,6 +118,83 @@ def test_an_import_of_a_later_package_is_seen(package: str, line: str, count: in
 
 def test_each_folder_of_the_runtime_has_its_place_in_the_order() -> None:
     assert {path.parent.name for path in RUNTIME} == {"fused_eager", *PACKAGES}
+
+
+# ---- circles -----------------------------------------------------------------------------------------------------
+
+
+Edges = dict[str, dict[str, int]]  # from each module to those that it imports, and on which line
+
+
+def installed(path: Path) -> str:
+    """The name by which a module of FOLDERS is imported."""
+    folder, *inner = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *inner]).removesuffix(".__init__")
+
+
+def edges(sources: dict[str, str], packages: Collection[str]) -> Edges:
+    """Who imports whom of `sources`: at the top of a module, inside functions and for types alike."""
+    found: Edges = {}
+    for name, source in sources.items():
+        found[name] = to = {}
+        for line, imported in imports(source, name if name in packages else name.rpartition(".")[0]):
+            # `from a import b` is of the module a.b, or else of a thing in a.
+            module = next((m for m in (imported, imported.rpartition(".")[0]) if m in sources), name)
+            if module != name:
+                to.setdefault(module, line)
+    return found
+
+
+def shortest_circle(of: Edges) -> list[str]:
+    """The modules of the shortest circle of imports, in their order; none if there is no circle."""
+    best: list[str] = []
+    for start in of:
+        came: dict[str, str] = {}  # from where each was reached first
+        reached = [start]
+        for module in reached:
+            for to in of[module]:
+                if to not in came:
+                    came[to] = module
+                    reached.append(to)
+        if start in came:
+            circle = [start]
+            while came[circle[0]] != start:
+                circle.insert(0, came[circle[0]])
+            if not best or len(circle) < len(best):
+                best = [start, *circle[:-1]]
+    return best
+
+
+def told(circle: list[str], of: Edges) -> str:
+    steps = zip(circle, [*circle[1:], circle[0]], strict=True)
+    return " -> ".join([*(f"{a}:{of[a][b]}" for a, b in steps), circle[0]])
+
+
+def test_no_imports_form_a_circle() -> None:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    packages = {installed(path) for path in paths if path.name == "__init__.py"}
+    found = edges({installed(path): path.read_text() for path in paths}, packages)
+    circle = shortest_circle(found)
+    assert not circle, f"these import one another (module:line): {told(circle, found)}"
+
+
+@pytest.mark.parametrize(
+    ("sources", "circle"),
+    [
+        ({"p.a": "from . import b", "p.b": "from .a import f"}, "p.a:1 -> p.b:1 -> p.a"),
+        ({"p.a": "from .b import f", "p.b": "def f():\n    from . import a"}, "p.a:1 -> p.b:2 -> p.a"),
+        ({"p.a": "import p.b", "p.b": "if TYPE_CHECKING:\n    from .a import A"}, "p.a:1 -> p.b:2 -> p.a"),
+        ({"p.a": "import p.b", "p.b": "import p.c", "p.c": "import p.a\nimport p.b"}, "p.b:1 -> p.c:2 -> p.b"),
+        ({"p.a": "import p.b", "p.b": "import p.c", "p.c": "import p.a"}, "p.a:1 -> p.b:1 -> p.c:1 -> p.a"),
+        ({"p": "from .a import f", "p.a": "import p.b", "p.b": "from . import name"}, "p:1 -> p.a:1 -> p.b:1 -> p"),
+        ({"p.a": "import_module('p.b')", "p.b": "from p import a"}, "p.a:1 -> p.b:1 -> p.a"),
+        ({"p": "from .a import f", "p.a": "from . import b", "p.b": "import torch"}, ""),
+    ],
+)
+def test_a_circle_is_found(sources: dict[str, str], circle: str) -> None:
+    found = edges(sources, {"p"})
+    shortest = shortest_circle(found)
+    assert (told(shortest, found) if shortest else "") == circle
 
 
 @pytest.mark.parametrize(
