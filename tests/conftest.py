@@ -41,6 +41,7 @@ from fused_eager.memory import mappings  # noqa: E402
 from fused_eager.running import load  # noqa: E402
 from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
 
+from .durations import pytest_terminal_summary  # noqa: E402, F401 - a hook of pytest's
 from .known_gaps import reason_for  # noqa: E402
 
 torch.set_num_threads(1)
