@@ -19,17 +19,24 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-full test-wheel test-upstream bench bench-peers bench-programs check-speed lint format clean
+.PHONY: demo test test-fast test-full test-services test-wheel test-upstream
+.PHONY: bench bench-peers bench-programs check-speed lint format clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: .venv/.made
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not services" $(WORKERS) $(ARGS)
+
+# What needs a real server (Redis, nginx, S3) or a browser. Programs that are not there are unpacked under build/, and
+# here a test that is skipped has failed. Half of it waits for processes that wait for one another.
+test-services: .venv/.made-full
+	$(BIN)/python -m tests.services.programs
+	$(BIN)/python -m pytest -p tests.services.skips -m "services and not slow" $(WORKERS) $(ARGS)
 
 # One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
 test-fast: .venv/.made
-	$(BIN)/python -m pytest -m "not slow" --one-in 12 $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not services" --one-in 12 $(WORKERS) $(ARGS)
 
 # The sdist, the wheel that is built from it, and every entry point of that wheel in an environment without the sources.
 test-wheel: .venv/.made
@@ -38,7 +45,7 @@ test-wheel: .venv/.made
 # Some of the slow tests take many minutes. The second time as where there is no compiler.
 test-full: .venv/.made-full
 	$(BIN)/python -m pytest -o faulthandler_timeout=3600 $(WORKERS) $(ARGS)
-	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
+	FUSED_EAGER_FOLLOWER=python $(BIN)/python -m pytest -m "not slow and not services" $(WORKERS) $(ARGS)
 
 # PyTorch's own tests in contexts of each mode: TESTS=folder of its test files, ARGS="--modes wait --files test_ops.py".
 test-upstream: .venv/.made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import uuid
 from pathlib import Path
 
 import pytest
+
+from tests.services.programs import command
 
 
 def free_port() -> int:
@@ -27,14 +28,10 @@ def have(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def program(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")
-
-
-def serve(command, ready, log: Path, env=None):
+def serve(start, ready, log: Path, env=None):
     """Starts a server and waits until `ready()` is true; fails with its log when it ends or stays silent."""
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env)
+        process = subprocess.Popen(start, stdout=out, stderr=out, env=env)
     for _ in range(600):
         if process.poll() is not None:
             break
@@ -43,7 +40,7 @@ def serve(command, ready, log: Path, env=None):
         time.sleep(0.05)
     process.kill()
     process.wait()
-    raise RuntimeError(f"{command[0]} does not start:\n{log.read_text()[-2000:]}")
+    raise RuntimeError(f"{start} does not start:\n{log.read_text()[-2000:]}")
 
 
 def accepts(port: int):
@@ -61,15 +58,15 @@ def stop(process) -> None:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory):
-    server = program("redis-server")
+    server = command("redis-server")
     if server is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
+        pytest.skip("redis-server is not there (make test-services gets it)")
     if not have("redis"):
         pytest.skip("the package redis is not installed")
     folder = tmp_path_factory.mktemp("redis")
     port = free_port()
-    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = serve(command, accepts(port), folder / "log")
+    start = [*server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = serve(start, accepts(port), folder / "log")
     yield f"redis://127.0.0.1:{port}/0"
     stop(process)
 
@@ -91,15 +88,15 @@ http {{
 
 @pytest.fixture(scope="session")
 def nginx_url(tmp_path_factory):
-    server = program("nginx")
+    server = command("nginx")
     if server is None:
-        pytest.skip("nginx is not installed (Debian package nginx)")
+        pytest.skip("nginx is not there (make test-services gets it)")
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "www").mkdir()
     port = free_port()
     (folder / "conf").write_text(NGINX.format(folder=folder, port=port))
-    command = [server, "-c", str(folder / "conf"), "-p", str(folder), "-e", str(folder / "start.log")]
-    process = serve(command, accepts(port), folder / "log")
+    start = [*server, "-c", str(folder / "conf"), "-p", str(folder), "-e", str(folder / "start.log")]
+    process = serve(start, accepts(port), folder / "log")
     yield f"http://127.0.0.1:{port}"
     stop(process)
 
@@ -109,12 +106,12 @@ def s3_url(tmp_path_factory):
     """s3://bucket at a moto server; AWS_* in the environment point every process there."""
     for module in ("moto", "flask", "s3fs"):
         if not have(module):
-            pytest.skip(f"the package {module} is not installed (moto[server] and s3fs are needed)")
+            pytest.skip(f"the package {module} is not installed (make test-services gets it)")
     folder = tmp_path_factory.mktemp("s3")
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = serve(command, accepts(port), folder / "log")
+    start = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = serve(start, accepts(port), folder / "log")
     given = {
         "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": endpoint,
@@ -136,8 +133,9 @@ def s3_url(tmp_path_factory):
             os.environ[name] = value
 
 
-KINDS = ["memory", "local", "file", "fsspec-memory", "fsspec-file", "redis", "http", "s3"]
-SHARED = ["file", "redis", "http", "s3"]
+SERVED = [pytest.param(kind, marks=pytest.mark.services) for kind in ("redis", "http", "s3")]
+KINDS = ["memory", "local", "file", "fsspec-memory", "fsspec-file", *SERVED]
+SHARED = ["file", *SERVED]
 
 
 def store_url(kind: str, request, tmp_path) -> str:
