@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import linecache
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import jinja2
@@ -51,6 +52,11 @@ def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:
     sites = [*f.lines, *(s.site for s in f.syncs), *(c.site for c in f.compiles)]
     colours = _colours(f)
     start = f.processes[0].start if f.processes else {}
+    cuts = [c for c in f.cuts if c.reason != "mode.single"]
+    rows: dict[str, Sized] = {
+        "regions": f.regions, "compilations": f.compiles, "waits": f.syncs, "cuts": cuts, "islands": f.islands,
+        "choices": f.choices, "contests": f.contests, "modules": f.modules,
+    }  # fmt: skip
     return {
         "facts": f,
         "headline": headline(f),
@@ -67,11 +73,13 @@ def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:
         "regions": [(r, colours.get(id(r))) for r in top(f.regions, "count", ROWS)],
         "compiles": [(c, shorten(c.region, sites), shorten(c.why, sites)) for c in top(f.compiles, "seconds", ROWS)],
         "syncs": top(f.syncs, "waited", ROWS),
-        "cuts": [c for c in top(f.cuts, "count", ROWS) if c.reason != "mode.single"],
+        "cuts": top(cuts, "count", ROWS),
         "islands": top(f.islands, "count", ROWS),
         "choices": list(f.choices.values())[:ROWS],
         "contests": f.contests[:ROWS],
         "modules": sorted(f.modules.items(), key=lambda item: (-item[1][1], -item[1][0]))[:ROWS],
+        # How many rows a section leaves out.
+        "left": collections.Counter({name: len(found) - ROWS for name, found in rows.items() if len(found) > ROWS}),
         "codes": CODES,
     }
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ def report(log: Path) -> Report:
 class Checker(html.parser.HTMLParser):
     """Whether tags are closed in order, and what the page would fetch."""
 
-    VOID = frozenset({"meta", "br", "rect", "link", "img"})
+    VOID = frozenset({"meta", "br", "rect", "link", "img", "input"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,33 +110,6 @@ def test_a_page_of_nothing() -> None:
 def test_a_notebook_gets_a_part_with_the_advice(report: Report) -> None:
     part = report._repr_html_()
     assert "<html" not in part and "Cure:" in checked(part).text
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_a_browser_draws_the_page_and_sorts_its_tables(report: Report, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    probe = """<script>
-      const column = () => [...document.querySelectorAll("#waits + .scroll tbody tr")].map(r => r.cells[1].textContent);
-      const head = document.querySelectorAll("#waits + .scroll th")[1];
-      head.click(); const down = column().join(); head.click(); const up = column().join();
-      const wide = [...document.querySelectorAll("main *")].filter(e => !e.closest(".scroll,.src,pre") &&
-        e.getBoundingClientRect().right > window.innerWidth + 1).map(e => e.outerHTML.slice(0, 200));
-      document.title = JSON.stringify({down, up, wide, rows: column().length});
-    </script>"""
-    path = tmp_path / "page.html"
-    path.write_text(report.html().replace("</body>", probe + "</body>"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=120)
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
-    assert title is not None, done.stderr[-500:]
-    found = json.loads(title[1])
-    assert found["rows"] >= 2
-    assert not found["wide"], "nothing sticks out of the page"
-    assert found["down"] == ",".join(sorted(found["down"].split(","), key=lambda n: -int(n)))
-    assert found["up"] == ",".join(sorted(found["up"].split(","), key=int)) != found["down"]
 
 
 def test_the_trace_has_every_slice_with_its_line(report: Report) -> None:
