@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .lowering import Context, NoLowering, cast, computation_dtype
+from .precision import rounded
 from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
 
@@ -209,17 +210,13 @@ def _truncate(x: Any, want: np.dtype) -> Any:
 
 
 def narrow(cx: Context, x: Any) -> Any:
-    """A value rounded to the dtype of the result but kept in the computation's: what eager's own rounding leaves.
-
-    `reduce_precision` and not two conversions: XLA drops a pair of those as excess precision.
-    """
+    """A value rounded to the dtype of the result but kept in the computation's: what eager's own rounding leaves."""
     dtype = cx.out[0].dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return x
     if isinstance(x, NUMBERS):
         return float(np.asarray(x).astype(JAX_DTYPE[dtype]))
-    info = jnp.finfo(JAX_DTYPE[dtype])
-    return lax.reduce_precision(x, info.nexp, info.nmant) if kind(x) == "f" else x
+    return rounded(x, dtype) if kind(x) == "f" else x
 
 
 def narrow_number(cx: Context, x: Any) -> Any:

@@ -18,8 +18,10 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
+from .axes import upcast
+from .elementwise import product
 from .lowering import Context, NoLowering
-from .precision import matmul_precision
+from .precision import matmul_precision, rounded
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE
 
@@ -343,6 +345,12 @@ def linalg_matrix_exp(cx: Context, self: Any) -> Any:
 
 @rule("linalg_cross.default", OpClass.SHAPE)
 def linalg_cross(cx: Context, self: Any, other: Any, *, dim: int = -1) -> Any:
-    x, y = jnp.broadcast_arrays(self, other)
+    dtype = cx.out[0].dtype
+    x, y = (upcast(v) for v in jnp.broadcast_arrays(self, other))
     (a, b, c), (d, e, f) = ([lax.index_in_dim(v, i, dim, False) for i in range(3)] for v in (x, y))
-    return jnp.stack([b * f - c * e, c * d - a * f, a * e - b * d], dim)
+
+    def times(u: Any, v: Any) -> Any:
+        return rounded(product(u, v), dtype)  # ATen rounds each product to a half type
+
+    parts = [times(b, f) - times(c, e), times(c, d) - times(a, f), times(a, e) - times(b, d)]
+    return jnp.stack(parts, dim).astype(JAX_DTYPE[dtype])

@@ -93,7 +93,10 @@ def accumulator(dtype: torch.dtype | np.dtype | Any) -> np.dtype:
 def rounded(x: jax.Array, dtype: torch.dtype) -> jax.Array:
     """Float32 values rounded to a half type and held as float32, where ATen itself stores a half-type intermediate.
 
-    A plain conversion there and back would be removed by XLA, which may keep excess precision.
+    A plain conversion there and back would be removed by XLA, which may keep excess precision. `reduce_precision` makes
+    zeros of float16's subnormal numbers, which reach up to 6e-5: they are the multiples of the smallest one.
     """
-    bits = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}.get(dtype)
-    return x if bits is None else lax.reduce_precision(x, *bits)
+    if dtype == torch.float16:
+        units = lax.round(x * np.float32(2.0**24), lax.RoundingMethod.TO_NEAREST_EVEN)
+        return jnp.where(lax.abs(x) < 2.0**-14, units * np.float32(2.0**-24), lax.reduce_precision(x, 5, 10))
+    return lax.reduce_precision(x, 8, 7) if dtype == torch.bfloat16 else x

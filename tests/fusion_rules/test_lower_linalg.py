@@ -144,3 +144,16 @@ def test_no_nan_is_lost_by_a_factor_of_infinities(upper: bool) -> None:
     # The other triangle is not looked at.
     a = torch.eye(3) + torch.triu(torch.full((3, 3), float("nan")), 1)
     assert_same(A.linalg_cholesky_ex.default, a.mT if upper else a, upper=upper)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64, torch.int32])
+def test_cross_rounds_each_product(dtype: torch.dtype) -> None:
+    x, y = (torch.randn(2, 5, 3) * 20).to(dtype).unbind(0)
+    want = torch.linalg.cross(x, y)
+    got = lowered(A.linalg_cross.default, want, x, y)
+    assert isinstance(got, list)
+    torch.testing.assert_close(got[0], want)
+    if dtype == torch.float16:
+        large = torch.full((1, 3), 65504.0, dtype=dtype)
+        got = lowered(A.linalg_cross.default, large, large, large)
+        assert isinstance(got, list) and got[0].isnan().all()  # inf - inf
