@@ -96,7 +96,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         (
             "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "lu_unpack",
             "lu", "linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "nn.functional.rms_norm",
-            "nn.functional.bilinear", "block_diag", "nn.functional.adaptive_max_pool1d",
+            "nn.functional.bilinear", "block_diag", "nn.functional.adaptive_max_pool1d", "bmm",
         ),
         ("sign of zero",),
         ("cycle", "cycles", "pairs"),
