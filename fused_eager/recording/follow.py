@@ -64,7 +64,10 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     found: list[Buffer | None] = []
     new = _NewInputs(stream)
     for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
-        storage = storage_of(t)
+        try:
+            storage = storage_of(t)
+        except NotImplementedError:
+            return MISS  # a tensor of oneDNN's has strides, and no storage
         buffer = _lookup(storage._cdata)
         offset = offset_of(t)
         if storage.nbytes() != nbytes:

@@ -183,6 +183,18 @@ def test_an_operand_that_has_no_strides_is_noticed(kind: str, mode: str) -> None
                 assert torch.equal(y.to_dense(), x.clone().mul_(3.0))
 
 
+@pytest.mark.parametrize("mode", ["debug", "strict", "fused"])
+def test_an_operand_that_has_strides_and_no_storage_is_noticed(mode: str) -> None:
+    """A gradient in oneDNN's layout comes where a dense one came last time, in one line of torch's."""
+    dense = torch.linspace(0.1, 1.0, 10).requires_grad_()
+    with fused_eager(mode=mode):
+        other = torch.linspace(0.2, 0.7, 10).to_mkldnn().requires_grad_()
+        for fast in (True, False):
+            assert torch.autograd.gradcheck(
+                lambda x, y: x + y.to_dense(), (dense, other), atol=0.1, check_batched_grad=False, fast_mode=fast
+            )
+
+
 def test_writes_that_overlap_only_sometimes() -> None:
     def body(i: int) -> torch.Tensor:
         x = torch.arange(10.0) * 1.0
