@@ -20,7 +20,7 @@ OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
 .PHONY: demo test test-fast test-full test-services test-wheel test-upstream
-.PHONY: bench bench-peers bench-programs check-speed lint format clean
+.PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -74,6 +74,11 @@ lint: .venv/.made build/types
 format: .venv/.made
 	$(BIN)/ruff check --fix .
 
+# The documentation as a site, in build/site: no network is needed, and a link that leads nowhere is an error.
+docs: .venv/.made-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet $(ARGS)
+	@echo 'Look at build/site/index.html'
+
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
 
@@ -103,5 +108,10 @@ build/types:
 
 .venv/.made-peers: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[peers]'
+	@$(COMPILE)
+	@touch $@
+
+.venv/.made-docs: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	@$(COMPILE)
 	@touch $@

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..config import OPTIONS, spell
 from ..log.reasons import CODES
 from .schema import COMMON, KINDS, VERSION, Field
 
@@ -86,7 +87,24 @@ def event_log() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"reasons.md": reasons, "event_log.md": event_log}
+def options() -> str:
+    """`docs/options.md`: one entry per option."""
+    lines = [
+        "# Options",
+        "",
+        "Each option is an argument of `fused_eager(...)` and an environment variable. An argument comes first, then the",
+        "variable, then the default. `python -m fused_eager run --option NAME=VALUE script.py` sets one for a program, and",
+        "`python -m fused_eager config` prints all with the values that they have here, and where those come from. This",
+        "page is made from the table in `fused_eager/config.py` (`python -m fused_eager.reporting.pages` writes it).",
+    ]
+    for name, option in OPTIONS.items():
+        lines += ["", f"## {name}", "", f"{option.help}.", ""]
+        lines += ["| | |", "|---|---|", f"| environment | `{option.env}` |", f"| values | {option.kind.words} |"]
+        lines += [f"| default | `{spell(option.default)}` |"]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"reasons.md": reasons, "event_log.md": event_log, "options.md": options}
 
 
 def main(folder: Path) -> int:

@@ -1,0 +1,1 @@
+"""The programs of the tutorials in docs/tutorials, as the pages show them."""
