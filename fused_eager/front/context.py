@@ -308,3 +308,7 @@ class fused_eager:
             follower.enter(config, connection.load, guards.renew)
             run.flush(door.stream, Reason("cut.options"))
         door.stream.config = config
+        if limits(config):
+            ALLOWANCE.enter(door.stream.spell)
+        else:  # natively nothing would be checked, or fused
+            door.stream.spell.end()

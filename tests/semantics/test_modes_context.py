@@ -14,7 +14,7 @@ from torch import nn
 
 from fused_eager import OptionError, current_mode, fused_eager, sync
 
-from .programs import check
+from .programs import check, in_process
 
 Program = Callable[[], Any]
 PROGRAMS: dict[str, Program] = {}
@@ -536,3 +536,29 @@ def mkldnn_rnn() -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_program(name: str, mode: str) -> None:
     check(PROGRAMS[name], mode, versions=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "debug", "check_nan": True}, {"mode": "strict"}, {"compile": "wait", "native": "never"}, {"verify": 1.0}],
+    ids=str,
+)
+def test_a_context_within_one_that_rests(options: dict[str, Any]) -> None:
+    """A program begins natively, as nothing is saved up yet that recording may cost; in what is asked for within, ops
+    are recorded all the same, each time."""
+    said = in_process(f"""
+        import torch
+        from fused_eager import fused_eager
+        from fused_eager.memory.buffers import TABLE
+        options = {options!r}
+        with fused_eager(compile="auto", native="measured", progress=False):
+            for _ in range(3):
+                with fused_eager(**options):
+                    try:
+                        y = (torch.ones(3) - 2).log()
+                        print("recorded" if TABLE else "not seen", y.isnan().all().item())
+                    except FloatingPointError as error:
+                        print("checked", "aten.log.default" in str(error))
+                (torch.ones(3) + 1).tolist()
+    """)
+    assert said.split() == ["checked" if "check_nan" in options else "recorded", "True"] * 3
