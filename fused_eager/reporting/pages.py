@@ -92,10 +92,11 @@ def options() -> str:
     lines = [
         "# Options",
         "",
-        "Each option is an argument of `fused_eager(...)` and an environment variable. An argument comes first, then the",
-        "variable, then the default. `python -m fused_eager run --option NAME=VALUE script.py` sets one for a program, and",
-        "`python -m fused_eager config` prints all with the values that they have here, and where those come from. This",
-        "page is made from the table in `fused_eager/config.py` (`python -m fused_eager.reporting.pages` writes it).",
+        "Each option is an argument of `fused_eager(...)` and an environment variable. An argument comes first, then",
+        "the variable, then the default. `python -m fused_eager run --option NAME=VALUE script.py` sets one for a",
+        "program, and `python -m fused_eager config` prints all with the values that they have here, and where those",
+        "come from. This page is made from the table in `fused_eager/config.py` (",
+        "`python -m fused_eager.reporting.pages` writes it).",
     ]
     for name, option in OPTIONS.items():
         lines += ["", f"## {name}", "", f"{option.help}.", ""]
