@@ -95,8 +95,7 @@ def options() -> str:
         "Each option is an argument of `fused_eager(...)` and an environment variable. An argument comes first, then",
         "the variable, then the default. `python -m fused_eager run --option NAME=VALUE script.py` sets one for a",
         "program, and `python -m fused_eager config` prints all with the values that they have here, and where those",
-        "come from. This page is made from the table in `fused_eager/config.py` (",
-        "`python -m fused_eager.reporting.pages` writes it).",
+        "come from. `python -m fused_eager.reporting.pages` makes this page from the table in `fused_eager/config.py`.",
     ]
     for name, option in OPTIONS.items():
         lines += ["", f"## {name}", "", f"{option.help}.", ""]
