@@ -30,7 +30,7 @@ def host(name, folder, keys):
     arguments = [part for option in options for part in ("--option", option)]
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "fused_eager", "run", *arguments, str(folder / "program.py")]
-    print(name, subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    print(name, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
 
 
 with tempfile.TemporaryDirectory() as temporary:
