@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import Config, OptionError
     from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue, WrongResult
-    from .front.context import current_mode, fused_eager, sync
+    from .frontends.context.context import current_mode, fused_eager, sync
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
@@ -31,12 +31,12 @@ _HOMES = {
     "OptionError": "config",
     "Report": "reporting.report",
     "WrongResult": "errors",
-    "current_mode": "front.context",
+    "current_mode": "frontends.context.context",
     "expect": "reporting.expecting",
     "explain": "reporting.explaining",
-    "fused_eager": "front.context",
+    "fused_eager": "frontends.context.context",
     "report": "reporting.report",
-    "sync": "front.context",
+    "sync": "frontends.context.context",
 }
 
 __all__ = [

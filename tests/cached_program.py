@@ -22,8 +22,8 @@ from fused_eager.choosing import pace, stretch
 from fused_eager.compiling.apart import COMPILER
 from fused_eager.compiling.caching import keeper
 from fused_eager.config import resolve
-from fused_eager.front import aside, readers
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context import aside, readers
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 
 JAX_EVENTS: Counter[str] = Counter()

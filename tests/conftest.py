@@ -36,7 +36,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager.front import aside, parking  # noqa: E402
+from fused_eager.frontends.context import aside, parking  # noqa: E402
 from fused_eager.memory import mappings  # noqa: E402
 from fused_eager.running import load  # noqa: E402
 from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402

@@ -21,9 +21,9 @@ from fused_eager.choosing import hotness
 from fused_eager.choosing.pace import Turn
 from fused_eager.compiling import lengths, template
 from fused_eager.compiling.key import Computation
-from fused_eager.front import aside
-from fused_eager.front.intercept import FrontDoor
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context import aside
+from fused_eager.frontends.context.intercept import FrontDoor
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
 from fused_eager.lowering import row_blocks, stages
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 HOME: Home = (torch.float32, (8,))
 END = Reason("cut.exit")
-CLOCKS = ("choosing.pace", "choosing.stretch", "front.aside")  # who looks at the clock to choose a way
+CLOCKS = ("choosing.pace", "choosing.stretch", "frontends.context.aside")  # who looks at the clock to choose a way
 
 
 def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:

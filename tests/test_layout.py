@@ -73,23 +73,22 @@ def test_imports_run_one_way(path: Path) -> None:
 # A module beside them, in fused_eager/ itself, is for all.
 PACKAGES = (
     *("log", "choosing", "memory", "tracing", "planning", "lowering", "compiling", "follower", "running", "recording"),
-    *("front", "reporting", "commands"),
+    *("frontends.context", "reporting", "commands"),
 )
 RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name != "__main__.py"]
 
 # What is imported of a later one all the same, by module: for types, or once it is asked for.
 LATE = {
     "fused_eager/__init__.py": ("fused_eager",),  # the face of all
-    "fused_eager/front/context.py": ("fused_eager.reporting.writer",),
+    "fused_eager/frontends/context/context.py": ("fused_eager.reporting.writer",),
 }
 
 
 def upward(source: str, package: str) -> list[str]:
     """The imports of a module of `package`, "" for fused_eager itself, that are of a later one."""
-    before = PACKAGES[: PACKAGES.index(package) + 1] if package else ()
+    later = PACKAGES[PACKAGES.index(package) + 1 :] if package in PACKAGES else PACKAGES
     found = imports(source, f"fused_eager.{package}" if package else "fused_eager")
-    named = [(name, name.split(".")[1]) for _, name in found if name.startswith("fused_eager.")]
-    return [name for name, of in named if of in PACKAGES and of not in before]
+    return [name for _, name in found if inside(name, tuple(f"fused_eager.{of}" for of in later))]
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=short)
@@ -103,13 +102,13 @@ def test_packages_of_the_runtime_import_those_before_them(path: Path) -> None:
     [
         ("memory", "from ..tracing.stream import Node", 1),
         ("memory", "from .. import quiet, running", 1),
-        ("memory", "class C:\n    from fused_eager.front import context", 1),
+        ("memory", "class C:\n    from fused_eager.frontends.context import context", 1),
         ("", "from .log.events import LOG", 1),
         ("memory", "if TYPE_CHECKING:\n    from ..tracing.stream import Node", 1),
-        ("memory", "def f():\n    from ..front import context", 1),
+        ("memory", "def f():\n    from ..frontends.context import context", 1),
         ("memory", "from ..log.events import LOG\nfrom . import trap\nfrom ..xla import device", 0),
         ("memory", "if TYPE_CHECKING:\n    from ..log.events import LOG", 0),
-        ("front", "from fused_eager.fusion_rules.spec import Spec", 0),
+        ("frontends.context", "from fused_eager.fusion_rules.spec import Spec", 0),
     ],
 )
 def test_an_import_of_a_later_package_is_seen(package: str, line: str, count: int) -> None:
@@ -117,7 +116,8 @@ def test_an_import_of_a_later_package_is_seen(package: str, line: str, count: in
 
 
 def test_each_folder_of_the_runtime_has_its_place_in_the_order() -> None:
-    assert {path.parent.name for path in RUNTIME} == {"fused_eager", *PACKAGES}
+    found = {".".join(path.relative_to(ROOT / "fused_eager").parts[:-1]) for path in RUNTIME}
+    assert found == {"", "frontends", *PACKAGES}
 
 
 # ---- circles -----------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_circle_is_found(sources: dict[str, str], circle: str) -> None:
         ("fusion_rules", "from fused_eager.config import Config"),
         ("fusion_rules", "from fused_eager import fused_eager"),
         ("fusion_rules", "from fused_eager.cache import key"),
-        ("fusion_rules", "from ..front.context import fused_eager"),
+        ("fusion_rules", "from ..frontends.context.context import fused_eager"),
     ],
 )
 def test_a_wrong_import_is_seen(folder: str, line: str) -> None:

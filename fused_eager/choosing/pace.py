@@ -9,7 +9,7 @@ way that was found for another that began with the same op, for as long as it ta
 something was compiled, or run for the first time, do not count.
 
 Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
-try again (`front.aside`).
+try again (`frontends.context.aside`).
 """
 
 from __future__ import annotations

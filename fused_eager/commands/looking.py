@@ -94,7 +94,7 @@ def _fusing_facts() -> dict[str, Any]:
     so but a program's report, for they run natively then."""
     torch = importlib.import_module("torch")
     explaining = importlib.import_module("fused_eager.reporting.explaining")
-    context = importlib.import_module("fused_eager.front.context")
+    context = importlib.import_module("fused_eager.frontends.context.context")
     with (
         explaining.watching() as seen,
         context.fused_eager(mode="fused", compile="wait", native="never", cache="off", islands="allow"),

@@ -21,8 +21,8 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..front.context import fused_eager
-from ..front.intercept import Watcher
+from ..frontends.context.context import fused_eager
+from ..frontends.context.intercept import Watcher
 from ..log.events import LOG, Event
 from ..progress import waiting
 from ..tracing.calls import TINY

@@ -2,8 +2,8 @@
 
 It does what `recording.follow` does, on the same objects, in a quarter of the time; what it declines goes to Python,
 which stays the whole truth about recording. It is built once, in the background (`build`), and taken up
-(`front.connection`) where no op of this thread is under way. Until then, and where nothing can be built, everything is
-as it is without.
+(`frontends.context.connection`) where no op of this thread is under way. Until then, and where nothing can be built,
+everything is as it is without.
 """
 
 from __future__ import annotations

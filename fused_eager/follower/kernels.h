@@ -17,7 +17,7 @@
 namespace fused_eager {
 namespace {
 
-// What happens to an op here: the numbers are those of front/connection.py.
+// What happens to an op here: the numbers are those of frontends/context/connection.py.
 enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, READ = 4, UNKNOWN = -1 };
 
 struct Settings {  // of a `Config`

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..compiling import background
 from ..errors import BudgetExceeded
-from ..front.context import fused_eager
-from ..front.threads import current_door
+from ..frontends.context.context import fused_eager
+from ..frontends.context.threads import current_door
 from ..log.events import LOG, Event
 from ..log.reasons import NOT_COMPILED
 from .explaining import _with_plans

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compiling import measuring
-from ..front.context import fused_eager
+from ..frontends.context.context import fused_eager
 from ..log.events import LOG, Event
 from ..log.reasons import CODES
 from .reading import Process, from_memory

@@ -13,8 +13,8 @@ from fused_eager.choosing import pace, stretch
 from fused_eager.choosing.stretch import AGAIN, LOSS, SOON, Stretch
 from fused_eager.choosing.whole import TIMED, Whole
 from fused_eager.compiling import background
-from fused_eager.front.aside import Turns
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context.aside import Turns
+from fused_eager.frontends.context.threads import current_door
 from tests.streams import CLOCKS, events
 
 LINE = ("f.py", 1)

@@ -19,7 +19,7 @@ import pytest
 
 import fused_eager as package
 from fused_eager.commands import cli, launch
-from fused_eager.front import context
+from fused_eager.frontends.context import context
 
 # What a program can see of how it was started.
 PROBE = """

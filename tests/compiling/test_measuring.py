@@ -10,8 +10,8 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.compiling import measuring
-from fused_eager.front.intercept import FrontDoor
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context.intercept import FrontDoor
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.reporting.writer import want_details
 from tests.streams import events, stable_shapes
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_eager import fused_eager
-from fused_eager.front import reducers
+from fused_eager.frontends.context import reducers
 from fused_eager.log.events import LOG
 from fused_eager.memory import trap
 from fused_eager.memory.buffers import storage_of

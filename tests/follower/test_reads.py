@@ -11,9 +11,9 @@ import torch
 
 from fused_eager import follower, fused_eager
 from fused_eager.follower import build
-from fused_eager.front import guards
-from fused_eager.front.readers import NUMBERS, Reading
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context import guards
+from fused_eager.frontends.context.readers import NUMBERS, Reading
+from fused_eager.frontends.context.threads import current_door
 from tests.streams import forget_pending
 
 pytestmark = pytest.mark.skipif(bool(build.obstacle()), reason=build.obstacle() or "it can be built")
@@ -31,7 +31,7 @@ def context() -> Iterator[None]:
 def noticed(context: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is told of the reads of this thread."""
     seen: list[str] = []
-    monkeypatch.setattr("fused_eager.front.aside.read", lambda door: seen.append("read"))
+    monkeypatch.setattr("fused_eager.frontends.context.aside.read", lambda door: seen.append("read"))
     return seen
 
 

@@ -12,7 +12,7 @@ import torch
 
 import fused_eager as fe
 from fused_eager import fused_eager
-from fused_eager.front.threads import THREAD
+from fused_eager.frontends.context.threads import THREAD
 from fused_eager.log.events import LOG
 from fused_eager.log.reasons import Reason
 from fused_eager.memory.buffers import TABLE, storage_of

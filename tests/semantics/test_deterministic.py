@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context.threads import current_door
 
 
 def learn(seed: int = 0) -> str:

@@ -143,7 +143,7 @@ def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _stream() -> Any:
-    from fused_eager.front.threads import current_door
+    from fused_eager.frontends.context.threads import current_door
 
     door = current_door()
     assert door is not None

@@ -31,7 +31,7 @@ def test_what_died_is_not_computed() -> None:
     with fused_eager(mode="fused"):
         x = torch.ones(3) * 2
         sync()
-        from fused_eager.front.threads import current_door
+        from fused_eager.frontends.context.threads import current_door
 
         door = current_door()
         assert door is not None
@@ -93,7 +93,7 @@ def test_intermediates_of_a_long_chain_do_not_pile_up() -> None:
         x = torch.ones(1000)
         for _ in range(50):
             x = x + 1
-        from fused_eager.front.threads import current_door
+        from fused_eager.frontends.context.threads import current_door
 
         door = current_door()
         assert door is not None

@@ -13,8 +13,8 @@ import torch
 from fused_eager import current_mode, fused_eager, sync
 from fused_eager.choosing import hotness, pace, stretch
 from fused_eager.compiling import background, telling
-from fused_eager.front import aside, intercept, parking
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context import aside, intercept, parking
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.quiet import stack
 from fused_eager.recording import witness

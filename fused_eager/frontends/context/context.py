@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import follower
-from ..bounded import Bounded
-from ..compiling import background
-from ..compiling.caching import keeper
-from ..config import Config, resolve
-from ..errors import FusedEagerError
-from ..log import site
-from ..log.events import LOG
-from ..log.reasons import Reason
-from ..memory import heap
-from ..recording.native import nothing_is_pending
-from ..running import run
-from ..tracing import infer
-from ..tracing.allowance import ALLOWANCE, limits
+from ... import follower
+from ...bounded import Bounded
+from ...compiling import background
+from ...compiling.caching import keeper
+from ...config import Config, resolve
+from ...errors import FusedEagerError
+from ...log import site
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...memory import heap
+from ...recording.native import nothing_is_pending
+from ...running import run
+from ...tracing import infer
+from ...tracing.allowance import ALLOWANCE, limits
 from . import aside, connection, guards, leaving, parking, refusals, signals, threads
 from .aside import turned
 from .intercept import FrontDoor, boundary, passed_sync
@@ -224,14 +224,14 @@ class fused_eager:
         """Who writes this context's event log; None if nobody, or who writes that of the context around it."""
         if not config.report or config.mode == "off" or any(c.report == config.report for c in thread.configs):
             return None
-        from ..reporting.writer import attach
+        from ...reporting.writer import attach
 
         return attach(config)
 
     @staticmethod
     def _no_longer(writer: Any) -> None:
         if writer is not None:
-            from ..reporting.writer import detach
+            from ...reporting.writer import detach
 
             detach(writer)
 

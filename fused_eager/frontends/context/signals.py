@@ -26,12 +26,12 @@ from typing import Any
 import jax
 import torch
 
-from ..compiling import background
-from ..compiling.compile import load_or_compile
-from ..folder import FOLDER
-from ..memory.buffers import LOCK
-from ..quiet import inside, stack
-from ..running.run import Execution
+from ...compiling import background
+from ...compiling.compile import load_or_compile
+from ...folder import FOLDER
+from ...memory.buffers import LOCK
+from ...quiet import inside, stack
+from ...running.run import Execution
 from . import composites, guards, readers, tracers
 from .threads import current_door
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..quiet import restore_keys, stack
+from ...quiet import restore_keys, stack
 
 GUARDS = ("_InferenceMode", "_ForceDispatchKeyGuard", "_PreserveDispatchKeyGuard")  # of `torch._C`
 

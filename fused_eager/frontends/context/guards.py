@@ -24,13 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from .. import follower
-from ..compiling import telling
-from ..log.reasons import Reason
-from ..memory.buffers import TABLE
-from ..quiet import adopt, inside, is_own
-from ..recording import native
-from ..running import run
+from ... import follower
+from ...compiling import telling
+from ...log.reasons import Reason
+from ...memory.buffers import TABLE
+from ...quiet import adopt, inside, is_own
+from ...recording import native
+from ...running import run
 from . import aside, buckets, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
 from .imports import after_import
 from .intercept import FrontDoor, enter_child, passed_sync, stepped

@@ -18,10 +18,10 @@ import torch.autograd.profiler
 import torch.autograd.profiler_legacy
 import torch.profiler.profiler
 
-from .. import follower, profiled
-from ..log.reasons import Reason
-from ..memory import trap
-from ..running import run
+from ... import follower, profiled
+from ...log.reasons import Reason
+from ...memory import trap
+from ...running import run
 
 _running: set[str] = set()
 # An execution trace that is asked for the values of integers reads memory: it finds the trap, and says so.

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..log import site
-from ..log.reasons import Reason
-from ..recording import native
-from ..tracing.calls import shape_of
-from ..tracing.opinfo import OpInfo
+from ...log import site
+from ...log.reasons import Reason
+from ...recording import native
+from ...tracing.calls import shape_of
+from ...tracing.opinfo import OpInfo
 
 
 def print_call(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:

@@ -15,11 +15,11 @@ import torch
 import torch.utils.dlpack
 
 from fused_eager import fused_eager
-from fused_eager.front import composites, guards
+from fused_eager.frontends.context import composites, guards
 
-from ..semantics.programs import in_process
+from ...semantics.programs import in_process
 
-DOCS = Path(__file__).parents[2] / "docs" / "semantics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "semantics.md"
 
 
 def name_of(owner: Any) -> str:

@@ -22,10 +22,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
-from .. import quiet
-from ..memory import trap
-from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
-from ..running import run
+from ... import quiet
+from ...memory import trap
+from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
+from ...running import run
 from .buckets import CURRENT, LOOKS, settle, shut
 from .intercept import FrontDoor
 from .threads import THREAD

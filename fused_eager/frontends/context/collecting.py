@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import quiet
+from ... import quiet
 from .threads import current_door
 
 

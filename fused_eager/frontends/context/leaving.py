@@ -13,8 +13,8 @@ import os
 import threading
 import time
 
-from ..log.events import LOG
-from ..running.backlog import BACKLOG, wait
+from ...log.events import LOG
+from ...running.backlog import BACKLOG, wait
 
 PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in which nobody computes; seconds in all
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import follower, quiet
-from ..choosing.pace import Turn
-from ..choosing.stretch import FACTOR, Place, Steady
-from ..choosing.whole import TIMED
-from ..log.events import LOG
-from ..log.reasons import Reason
-from ..memory.buffers import LOCK
-from ..memory.heap import WATCH
-from ..running import run
-from ..tracing.stream import STREAMS, Stream
+from ... import follower, quiet
+from ...choosing.pace import Turn
+from ...choosing.stretch import FACTOR, Place, Steady
+from ...choosing.whole import TIMED
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK
+from ...memory.heap import WATCH
+from ...running import run
+from ...tracing.stream import STREAMS, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # torch's; typing has it from Python 3.11 on

@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Hashable
 
-from ..bounded import Bounded
-from ..config import Config
+from ...bounded import Bounded
+from ...config import Config
 from . import guards
 from .intercept import FrontDoor
 

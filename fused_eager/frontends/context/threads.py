@@ -13,14 +13,14 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
-from .. import follower
-from ..compiling import measuring
-from ..config import Config
-from ..log.reasons import Reason
-from ..memory.buffers import LOCK
-from ..memory.scratch import SCRATCH
-from ..quiet import without
-from ..running import run
+from ... import follower
+from ...compiling import measuring
+from ...config import Config
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK
+from ...memory.scratch import SCRATCH
+from ...quiet import without
+from ...running import run
 from . import refusals
 from .intercept import FrontDoor
 

@@ -19,21 +19,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fused_eager.fusion_rules.decompose import is_composite
 from fused_eager.fusion_rules.lowering import leaves
 
-from .. import follower, profiled, quiet
-from ..choosing.pace import Pace
-from ..compiling import background
-from ..config import Config
-from ..log import site
-from ..log.events import LOG
-from ..log.reasons import OUTSIDE, Reason
-from ..memory.buffers import LOCK, TABLE, buffer_of, has_memory
-from ..recording import elsewhere, native, record, rounds
-from ..recording.native import nothing_is_pending
-from ..running import choices, run
-from ..tracing.allowance import ALLOWANCE, limits
-from ..tracing.calls import shape_of
-from ..tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
-from ..tracing.stream import Stream
+from ... import follower, profiled, quiet
+from ...choosing.pace import Pace
+from ...compiling import background
+from ...config import Config
+from ...log import site
+from ...log.events import LOG
+from ...log.reasons import OUTSIDE, Reason
+from ...memory.buffers import LOCK, TABLE, buffer_of, has_memory
+from ...recording import elsewhere, native, record, rounds
+from ...recording.native import nothing_is_pending
+from ...running import choices, run
+from ...tracing.allowance import ALLOWANCE, limits
+from ...tracing.calls import shape_of
+from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from ...tracing.stream import Stream
 from . import buckets, inspecting
 from .aside import StepsAside, turned
 

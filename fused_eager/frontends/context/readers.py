@@ -24,14 +24,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from .. import follower
-from ..log import site
-from ..log.reasons import Reason
-from ..memory import trap
-from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
-from ..quiet import stack, without
-from ..recording import native
-from ..running import run
+from ... import follower
+from ...log import site
+from ...log.reasons import Reason
+from ...memory import trap
+from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
+from ...quiet import stack, without
+from ...recording import native
+from ...running import run
 from . import aside
 from .intercept import FrontDoor, is_plain, looked_at
 from .threads import THREAD, current_door

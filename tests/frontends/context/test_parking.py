@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.front import aside, guards, parking
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context import aside, guards, parking
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.memory.buffers import TABLE, sweep
 from fused_eager.quiet import stack

@@ -10,19 +10,19 @@ from types import ModuleType
 import torch
 from torch._ops import OpOverload
 
-from .. import profiled
-from ..choosing import pace
-from ..choosing.hotness import Spell
-from ..config import Config
-from ..follower.build import NAME
-from ..log import site
-from ..log.events import LOG
-from ..memory import buffers, trap, unwritten
-from ..recording import elsewhere, native, pending
-from ..running import run
-from ..tracing.opinfo import Kind, OpInfo, info_of
-from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
-from ..tracing.trace import Step
+from ... import profiled
+from ...choosing import pace
+from ...choosing.hotness import Spell
+from ...config import Config
+from ...follower.build import NAME
+from ...log import site
+from ...log.events import LOG
+from ...memory import buffers, trap, unwritten
+from ...recording import elsewhere, native, pending
+from ...running import run
+from ...tracing.opinfo import Kind, OpInfo, info_of
+from ...tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
+from ...tracing.trace import Step
 from . import intercept, readers
 
 # The numbers are those of `Treatment` in kernels.h. What is not here goes to Python.

@@ -16,10 +16,10 @@ from torch.autograd import Variable
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..log.reasons import Reason
-from ..memory.buffers import LOCK
-from ..recording import native
-from ..running import run
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK
+from ...recording import native
+from ...running import run
 from .buckets import CURRENT, LOOKS, settle, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door

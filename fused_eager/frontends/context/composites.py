@@ -18,14 +18,14 @@ from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..log import site
-from ..log.events import LOG
-from ..log.reasons import Reason
-from ..memory import trap
-from ..memory.buffers import storage_of
-from ..quiet import stack
-from ..recording import native
-from ..running.island import judge
+from ...log import site
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...memory import trap
+from ...memory.buffers import storage_of
+from ...quiet import stack
+from ...recording import native
+from ...running.island import judge
 from .intercept import FrontDoor
 from .readers import Guard, natively, settled
 from .threads import current_door

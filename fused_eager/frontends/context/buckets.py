@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from ..log.reasons import Reason
-from ..memory import trap
-from ..memory.buffers import LOCK, TABLE, Buffer
-from ..running import run
+from ...log.reasons import Reason
+from ...memory import trap
+from ...memory.buffers import LOCK, TABLE, Buffer
+from ...running import run
 
 LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")
 _FULL = Reason("sync.island", "a bucket of DistributedDataParallel is full")

@@ -12,11 +12,11 @@ from types import TracebackType
 
 import torch
 
-from ..log import site
-from ..log.events import LOG
-from ..memory import trap
-from ..memory.buffers import LOCK, Buffer, buffer_of, has_memory
-from ..tracing.stream import Stream
+from ...log import site
+from ...log.events import LOG
+from ...memory import trap
+from ...memory.buffers import LOCK, Buffer, buffer_of, has_memory
+from ...tracing.stream import Stream
 
 _NAMED = 4  # pending values, at most
 _BEGINS = "fused_eager: "

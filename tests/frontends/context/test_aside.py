@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fused_eager import fused_eager, report, sync
 from fused_eager.choosing import pace, stretch
 from fused_eager.choosing.stretch import SAMPLES, Stretch
-from fused_eager.front.aside import LOOKED_AT, READS, Turns
-from fused_eager.front.threads import current_door
+from fused_eager.frontends.context.aside import LOOKED_AT, READS, Turns
+from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
@@ -324,7 +324,7 @@ def told(before: int) -> tuple[list[Event], list[Event]]:
 
 @pytest.mark.parametrize("kind", ["read", "sync"])
 def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("fused_eager.front.aside._is_alone", lambda door: False)
+    monkeypatch.setattr("fused_eager.frontends.context.aside._is_alone", lambda door: False)
     x, before = torch.ones(4), len(LOG.events)
     with fused_eager(native="measured"):
         for _ in range(30):
@@ -340,7 +340,7 @@ def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pyte
 
 def test_of_a_round_that_is_passed_on_in_part_the_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is not counted as one of torch's alone."""
-    monkeypatch.setattr("fused_eager.front.aside._is_alone", lambda door: False)
+    monkeypatch.setattr("fused_eager.frontends.context.aside._is_alone", lambda door: False)
     ways = itertools.cycle([True, False])
     monkeypatch.setattr(Stretch, "wants_native", lambda self: next(ways))
     x, before = torch.ones(4), len(LOG.events)
@@ -451,9 +451,9 @@ def test_of_turns_that_come_fast_few_are_looked_at(
             look(turn)
 
         door.step_aside(door.waits_for, 1.0)
-        monkeypatch.setattr("fused_eager.front.aside.GLANCE", 1.0)
-        monkeypatch.setattr("fused_eager.front.aside.time", clock)
-        monkeypatch.setattr("fused_eager.front.readers.perf_counter", clock.perf_counter)
+        monkeypatch.setattr("fused_eager.frontends.context.aside.GLANCE", 1.0)
+        monkeypatch.setattr("fused_eager.frontends.context.aside.time", clock)
+        monkeypatch.setattr("fused_eager.frontends.context.readers.perf_counter", clock.perf_counter)
         monkeypatch.setattr(door, "stood_aside", stood_aside)
         monkeypatch.setattr(door, "_until", 1e9)
         for late in [0.125] * (LOOKED_AT + 24) + [2.0]:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fused_eager.front import leaving
+from fused_eager.frontends.context import leaving
 
 PROGRAM = """
 import os, threading, time

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.jit._trace
 
-from ..log.reasons import Reason
-from ..quiet import stack
-from ..running import run
+from ...log.reasons import Reason
+from ...quiet import stack
+from ...running import run
 from .readers import natively
 from .threads import current_door
 
