@@ -25,6 +25,8 @@ from fused_eager.fusion_rules.lowering import EXCEPTIONS
 from ..bounded import Bounded
 from ..choosing.stretch import Choice
 from ..config import OPTIONS, Config, OptionError
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..log.events import LOG
 from ..lowering.lower import NodeFailed
 from ..planning.room import wanted
@@ -55,7 +57,8 @@ class Keeper:
     def __init__(self, config: Config):
         self.salt = config.cache_salt
         self.wait = config.cache_wait
-        self.loaded: Bounded[str, Executable] = Bounded(4096)  # by digest: calls that memory forgot come again
+        # By digest and device: calls that memory forgot come again.
+        self.loaded: Bounded[tuple[str, str], Executable] = Bounded(4096)
         self.choices: Bounded[str, Choice] = Bounded(4096)  # what the stores hold, as far as it has been seen
         self._followed = _Followed()
         self._is_unusable = False  # this host's folder, as has been told
@@ -79,13 +82,18 @@ class Keeper:
             self.cache.versions = surroundings.versions()
             self.cache.origin = surroundings.origin()
 
-    def key(self, computation: Computation, bounds: bool) -> Key:
+    def key(self, computation: Computation, bounds: bool, device: Device = HOST) -> Key:
         """The key of a region here and now. Raises Unencodable."""
         self.describe_here()
-        return Key({"region": canonical.to_parts(computation), **surroundings.parts(bounds, self.salt)})
+        return Key({"region": canonical.to_parts(computation), **surroundings.parts(bounds, self.salt, device)})
 
     def load_or_make(
-        self, computation: Computation, bounds: bool, progress: bool, make: Callable[[], Made]
+        self,
+        computation: Computation,
+        bounds: bool,
+        progress: bool,
+        make: Callable[[], Made],
+        device: Device = HOST,
     ) -> Executable:
         """The executable of a region from the cache; else what `make` compiles, which is kept for the next one.
 
@@ -94,18 +102,19 @@ class Keeper:
         """
         name = computation.name
         try:
-            key = self.key(computation, bounds)
+            key = self.key(computation, bounds, device)
         except Unencodable as why:
             LOG.emit("cache-refused", region=name, detail=str(why))
             return make().executable
-        known = self.loaded.get(key.digest)
+        at = key.digest, device.name  # the entry is the same for all devices of a kind
+        known = self.loaded.get(at)
         if known is not None:
             return known
         found = self._fetch(key, name, progress)
         if isinstance(found, Entry):
-            loaded = self._load(found, computation, name)
+            loaded = self._load(found, computation, name, device)
             if loaded is not None:
-                self.loaded[key.digest] = loaded = replace(loaded, key=key.digest)
+                self.loaded[at] = loaded = replace(loaded, key=key.digest)
                 return loaded
         lead = found if isinstance(found, Lead) else None
         try:
@@ -122,7 +131,7 @@ class Keeper:
                 lead.release()
             raise
         executable = replace(made.executable, key=key.digest)
-        self.loaded[key.digest] = executable
+        self.loaded[at] = executable
         portable = made.portable  # and nothing else of what was made: it is large, and waits for the stores
         self._publish(key, name, lambda: to_blobs(portable, executable), executable.seconds, lead)
         return executable
@@ -160,10 +169,11 @@ class Keeper:
             )
         return found if isinstance(found, (Entry, Lead)) else None
 
-    def _load(self, entry: Entry, computation: Computation, name: str) -> Executable | None:
+    def _load(self, entry: Entry, computation: Computation, name: str, device: Device) -> Executable | None:
         began, region, homes = time.perf_counter(), computation.region, computation.homes
         try:
-            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, wanted(region, homes))
+            scratch = wanted(region, homes) if device.has_memory else ()
+            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, scratch, device.xla)
         except Unloadable as why:
             LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
             return None
@@ -245,7 +255,7 @@ _KEEPERS: dict[tuple[Any, ...], Keeper | None] = {}
 _LOCK = threading.Lock()
 
 
-def settings(config: Config) -> Settings:
+def settings(config: Config, device: Device = HOST) -> Settings:
     """How regions are compiled with these options, on the thread that asks.
 
     Raises:
@@ -253,7 +263,7 @@ def settings(config: Config) -> Settings:
     """
     # A wait in the background is nobody's, and told to nobody.
     progress = config.progress and not background.is_own_thread()
-    return Settings(config.check_bounds, progress, keeper(config), config.apart)
+    return Settings(config.check_bounds, progress, keeper(config), config.apart, device)
 
 
 def keeper(config: Config) -> Keeper | None:

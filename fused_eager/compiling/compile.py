@@ -18,6 +18,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from .. import xla
 from ..bounded import Bounded
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..log.events import LOG
 from ..lowering import row_blocks
 from ..lowering.lower import Function
@@ -37,7 +39,7 @@ class Keeper(Protocol):
     """Where executables are looked for, and kept."""
 
     def load_or_make(
-        self, computation: Computation, bounds: bool, progress: bool, make: Callable[[], Made]
+        self, computation: Computation, bounds: bool, progress: bool, make: Callable[[], Made], device: Device
     ) -> Executable:
         """The one that is kept, or else what `make` compiles."""
 
@@ -50,6 +52,7 @@ class Settings:
     progress: bool = False  # what takes long is said
     keeper: Keeper | None = None
     apart: bool = True  # in a process of XLA's own, where that can be
+    device: Device = HOST
 
 
 def load_or_compile(computation: Computation, settings: Settings) -> Executable:
@@ -58,7 +61,7 @@ def load_or_compile(computation: Computation, settings: Settings) -> Executable:
     Raises:
         NodeFailed: one of its nodes has no lowering after all; plan again with that node as an island.
     """
-    key = identity(computation, (settings.bounds, precision.switches()))
+    key = identity(computation, (settings.bounds, precision.switches(), settings.device.name))
     found = MEMORY.get(key)
     if found is not None:
         return found
@@ -81,11 +84,13 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
         # One at a time: XLA takes all cores by itself.
         with _LOCK, waiting(f"compiling {computation.name}", progress):
             telling.compiling(computation.name)
-            made = build(computation, bounds, settings.apart)
+            made = build(computation, bounds, settings.apart, settings.device)
         telling.compiled(computation, bounds, made)
         return made
 
-    return make().executable if keeper is None else keeper.load_or_make(computation, bounds, progress, make)
+    if keeper is None:
+        return make().executable
+    return keeper.load_or_make(computation, bounds, progress, make, settings.device)
 
 
 def trace(computation: Computation, bounds: bool) -> ClosedJaxpr:
@@ -105,7 +110,7 @@ def _arguments(computation: Computation) -> list[jax.ShapeDtypeStruct]:
     return [*avals, *(jax.ShapeDtypeStruct((kinds.count(kind),), dtype) for kind, dtype in numbers)]
 
 
-def build(computation: Computation, bounds: bool, apart: bool = True) -> Made:
+def build(computation: Computation, bounds: bool, apart: bool = True, device: Device = HOST) -> Made:
     """Trace, lower and compile a region; `apart`: in a process of XLA's own, where that can be.
 
     Raises:
@@ -117,39 +122,39 @@ def build(computation: Computation, bounds: bool, apart: bool = True) -> Made:
     region, homes = computation.region, computation.homes
     function = Function(computation.nodes, region, bounds)
     started = time.perf_counter()
-    with _tracing():
-        scratch = wanted(region, homes)
+    with _tracing(device):
+        scratch = wanted(region, homes) if device.has_memory else ()
         avals = _arguments(computation)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = function, ""
-        if row_blocks.may_gain(avals, _is_pointwise(computation)):
+        if device.has_memory and row_blocks.may_gain(avals, _is_pointwise(computation)):
             traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
         tracing = time.perf_counter() - started
-        loaded, portable, beside = _compiled(lowered, apart)
+        loaded, portable, beside = _compiled(lowered, apart, device)
     seconds = time.perf_counter() - started
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     outputs = [homes[v] for v in region.outputs]
-    call = direct(loaded, outputs, len(checks), scratch)
+    call = direct(loaded, outputs, len(checks), scratch, device.xla)
     executable = Executable(call, checks, seconds, computation.name, needs=needs(loaded))
     return Made(executable, lowered, portable, tracing, blocks, beside)
 
 
-def _compiled(lowered: jax.stages.Lowered, apart: bool) -> tuple[Any, Portable | NotPortable, bool]:
+def _compiled(lowered: jax.stages.Lowered, apart: bool, device: Device) -> tuple[Any, Portable | NotPortable, bool]:
     """The executable, its bytes, and whether it was compiled apart."""
     if background.is_closing():
         raise Abandoned
     if apart:
         try:
-            return *made_apart(lowered, background.nice()), True
+            return *made_apart(lowered, background.nice(), device.xla), True
         except Unavailable as why:
             if str(why):
                 LOG.count(f"regions compiled in this process: {why}")
-    return *settle(lowered, xla.compiled(lowered)), False
+    return *settle(lowered, xla.compiled(lowered), device.xla), False
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)
@@ -161,11 +166,11 @@ def _is_pointwise(computation: Computation) -> bool:
 
 
 @contextmanager
-def _tracing() -> Iterator[None]:
+def _tracing(device: Device = HOST) -> Iterator[None]:
     """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept.
     x64 is switched on for this trace alone: the user's own JAX code keeps its setting."""
     option = getattr(jax._src.config, "traceback_in_locations_limit", None)
-    with xla.enable_x64(True), jax.default_device(xla.device()), nullcontext() if option is None else option(0):
+    with xla.enable_x64(True), jax.default_device(device.xla), nullcontext() if option is None else option(0):
         yield
 
 

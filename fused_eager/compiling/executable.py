@@ -110,16 +110,16 @@ class Failure:
 
 
 def direct(
-    loaded: Any, outputs: Sequence[Home], rows: int, scratch: Sequence[Home] = ()
+    loaded: Any, outputs: Sequence[Home], rows: int, scratch: Sequence[Home] = (), on: Any = None
 ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
     """The call of a loaded executable that returns `outputs` and `rows` rows of flags (one of zeros where it has none).
 
-    It finds the `scratch` memory that it takes beside its arguments by itself.
+    It finds the `scratch` memory that it takes beside its arguments by itself, and runs on the device `on`.
 
     Nothing is checked but what XLA checks by itself: the number and the sizes of the arguments, and that none has been
     donated before.
     """
-    sharding = jax.sharding.SingleDeviceSharding(device())
+    sharding = jax.sharding.SingleDeviceSharding(on or device())
 
     def handler(shape: tuple[int, ...], dtype: np.dtype) -> Any:
         return _xla.array_result_handler(jax.core.ShapedArray(shape, dtype), sharding, committed=False, **_unchecked())
@@ -176,7 +176,7 @@ def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
 
 
-def made_apart(lowered: Any, nice: int) -> tuple[Any, Portable]:
+def made_apart(lowered: Any, nice: int, on: Any = None) -> tuple[Any, Portable]:
     """What XLA makes of JAX's `Lowered` of a region in a process of its own: the executable, and its bytes.
 
     Raises:
@@ -188,7 +188,7 @@ def made_apart(lowered: Any, nice: int) -> tuple[Any, Portable]:
         families = _families(lowered)
     except NotPortable as why:
         raise Unavailable("") from why  # what it calls is in this process
-    if any(_PREPARE[family] is not nothing for family in families) or device().platform != "cpu":
+    if any(_PREPARE[family] is not nothing for family in families) or (on or device()).platform != "cpu":
         raise Unavailable("")
     problem = unstripped()
 
@@ -205,14 +205,14 @@ def made_apart(lowered: Any, nice: int) -> tuple[Any, Portable]:
         raise Unavailable(f"this version of JAX is not known: {error}") from error
     portable = Portable(with_libraries(compile), families)
     try:
-        loaded = portable.load()
+        loaded = portable.load(on)
     except RuntimeError as error:
         raise Unavailable(f"what was compiled apart cannot be loaded: {str(error)[:200]}") from error
     _check_order(loaded)
     return loaded, portable
 
 
-def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
+def settle(lowered: Any, compiled: Any, on: Any = None) -> tuple[Any, Portable | NotPortable]:
     """What JAX's `Lowered` and `Compiled` of a region have come to: the executable to be called, and its bytes.
 
     What is called was loaded from the bytes, as in every other process, for they are stripped, and what XLA has just
@@ -229,7 +229,7 @@ def settle(lowered: Any, compiled: Any) -> tuple[Any, Portable | NotPortable]:
         return fresh, why
     try:
         problem = unstripped()
-        found = None if problem else _stripped(whole, fresh)
+        found = None if problem else _stripped(whole, fresh, on)
     except (RuntimeError, LookupError) as error:  # XLA needs more of this one: nothing is lost but memory
         problem, found = str(error)[:200], None
     if problem:
@@ -246,12 +246,12 @@ def _check_order(fresh: Any) -> None:
                 raise RuntimeError(f"XLA lays {kind} {i} out in memory by the dimensions {order[::-1]}, not by rows")
 
 
-def _stripped(whole: Portable, fresh: Any) -> tuple[Any, Portable] | None:
+def _stripped(whole: Portable, fresh: Any, on: Any = None) -> tuple[Any, Portable] | None:
     code = strip(whole.code, fresh.cost_analysis().get("flops", 0.0))
     if code is None:
         return None
     portable = replace(whole, code=code)
-    return portable.load(), portable
+    return portable.load(on), portable
 
 
 @functools.cache
@@ -325,9 +325,9 @@ def _text(**about: Any) -> bytes:
 
 
 def from_blobs(
-    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, scratch: Sequence[Home] = ()
+    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, scratch: Sequence[Home] = (), on: Any = None
 ) -> Executable | Failure:
-    """What the verified blobs of a cache entry hold. Neither traces nor lowers.
+    """What the verified blobs of a cache entry hold, to be run on the device `on`. Neither traces nor lowers.
 
     Raises:
         Unloadable: nothing that this process can run.
@@ -339,8 +339,8 @@ def from_blobs(
         if "failed" in about:
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
-        loaded = Portable(blobs["executable"], tuple(about["families"])).load()
-        call = direct(loaded, outputs, len(checks), scratch)
+        loaded = Portable(blobs["executable"], tuple(about["families"])).load(on)
+        call = direct(loaded, outputs, len(checks), scratch, on)
         return Executable(call, checks, float(about["seconds"]), name, needs=needs(loaded))
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.

@@ -32,9 +32,11 @@ def key_here(key: Key, salt: str | None = None) -> Key:
     """The key that this process, now, would give the same region with the same options (the salt: unless given).
 
     Raises:
-        ValueError: the key is not one of a region.
+        ValueError: the key is not one of a region, or one of a region of an accelerator, which is remade there alone.
         Unencodable: as `surroundings.parts`.
     """
+    if "memory" in key.parts:
+        raise ValueError("made for an accelerator: it is remade by a program that uses one")
     try:
         with _default_dtype(key):
             around = surroundings.parts(key.parts["check_bounds"], key.parts["salt"] if salt is None else salt)

@@ -25,6 +25,8 @@ from fused_eager.fusion_rules.cores import usable_cores
 from fused_eager.fusion_rules.precision import switches
 
 from .. import lowering, xla
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..planning import forms, room
 from . import apart, canonical, executable, strip, xla_process
 from . import compile as compiling
@@ -103,9 +105,9 @@ def cpu() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _of_process() -> Mapping[str, Any]:
-    """What is fixed once XLA has started."""
-    device = xla.device()
+def _of_process(device: Any = None) -> Mapping[str, Any]:
+    """What is fixed once XLA has started, for one of JAX's devices; the CPU if none is named."""
+    device = device or xla.device()
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
@@ -125,8 +127,10 @@ def _of_process() -> Mapping[str, Any]:
     }
 
 
-def parts(bounds: bool, salt: str) -> dict[str, Any]:
+def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
     """The named parts of a key besides the region: as `Config.check_bounds` and `Config.cache_salt` say, and now.
+
+    They are the same for all devices of a kind.
 
     Raises:
         Unencodable: something here cannot be told from what another machine may have.
@@ -140,7 +144,8 @@ def parts(bounds: bool, salt: str) -> dict[str, Any]:
         if value:
             options[name] = value
     return {
-        **_of_process(),
+        **_of_process(None if device.has_memory else device.xla),
+        **({} if device.has_memory else {"memory": "device"}),  # no argument is scratch memory of the host's
         "format": executable.FORMAT,
         "numerics": {**dict(switches()), **options, "default_dtype": str(torch.get_default_dtype())},
         "check_bounds": bounds,

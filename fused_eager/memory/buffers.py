@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils.dlpack
@@ -20,6 +20,7 @@ from jaxlib import xla_client
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE, contiguous_strides
 
+from ..xla import device as xla_device
 from . import trap, unwritten
 from .borrow import Home, home_of, nbytes_of
 from .scratch import SCRATCH
@@ -37,10 +38,20 @@ class Owner:
     __slots__ = ("__weakref__",)
 
 
+Table = dict[int, "Buffer"]  # by the storage's address
+TABLE: Table = {}  # the host's
+# One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
+LOCK = threading.RLock()
+
+
 class Buffer:
     """A storage and the value it holds now. At most one of `stream` (pending), `array`, `error` says where it is; none
     does where ATen has put it into the storage's own memory while it was being recorded (`recording.witness`).
+
+    This is the host's; an accelerator's storages have buffers of its own kind.
     """
+
+    table: ClassVar[Table] = TABLE
 
     __slots__ = (
         "__weakref__",
@@ -85,10 +96,33 @@ class Buffer:
         # One C++ reference is the Python object's own; its Python references are self.storage and the call's argument.
         return use_count(self.cdata) > 1 or sys.getrefcount(self.storage) > 2 + held
 
+    def release(self) -> None:
+        """Forget the buffer: its storage's memory is the truth from now on."""
+        TABLE.pop(self.cdata, None)
+        trap.disarm(self.storage)
+        if not self.born_native:  # else it has memory; asking where would copy what torch shares until it is written
+            _give_memory(self.storage)
+        self.stream = self.array = None
 
-TABLE: dict[int, Buffer] = {}
-# One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
-LOCK = threading.RLock()
+    def lift(self) -> None:
+        """Take the value of a buffer that is at home out of its storage, which receives memory that nobody has written:
+        what `bind` undoes."""
+        assert self.home is not None
+        dtype, shape = self.home
+        # The mark goes where the memory goes.
+        value = unwritten.tensor(shape, contiguous_strides(shape), dtype, nbytes_of(self.home))
+        try:
+            swap_memory(self.storage, storage_of(value))
+            self.array = to_array(value, xla_device())
+        except BaseException:
+            if self.array is None and trap.is_armed(self.storage):
+                swap_memory(self.storage, storage_of(value))
+            raise
+
+    def bury(self) -> None:
+        """Nobody refers to the storage any more."""
+        SCRATCH.bury(self)
+        self.array = None  # a run that has not been checked may hold the buffer for a while
 
 
 def has_memory(t: torch.Tensor) -> bool:
@@ -110,28 +144,18 @@ def open_buffer(storage: torch.UntypedStorage, born_native: bool) -> Buffer:
     return found
 
 
-def release(buffer: Buffer) -> None:
-    """Forget a buffer: its storage's memory is the truth from now on."""
-    TABLE.pop(buffer.cdata, None)
-    trap.disarm(buffer.storage)
-    if not buffer.born_native:  # else it has memory, and asking where would copy what torch shares until it is written
-        _give_memory(buffer.storage)
-    buffer.stream = buffer.array = None
-
-
 def dead(buffers: list[Buffer]) -> list[Buffer]:
     """Those that are not alive, as `is_alive` says: at every flush all are looked at, and a call takes longer."""
     counted = sys.getrefcount
     return [b for b in buffers if not (use_count(b.cdata) > 1 or counted(b.storage) > 2)]
 
 
-def sweep() -> None:
+def sweep(table: Table = TABLE) -> None:
     """Forget the buffers on the device whose storages nobody refers to any more; large ones become scratch memory."""
     with LOCK:
-        for b in dead([b for b in TABLE.values() if b.stream is None]):
-            del TABLE[b.cdata]
-            SCRATCH.bury(b)
-            b.array = None  # a run that has not been checked may hold the buffer for a while
+        for b in dead([b for b in table.values() if b.stream is None]):
+            del table[b.cdata]
+            b.bury()
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
 
 
@@ -204,36 +228,19 @@ def bind(buffer: Buffer) -> None:
     buffer.array = None
 
 
-def lift(buffer: Buffer, device: Any) -> None:
-    """Take the value of a buffer that is at home out of its storage, which receives memory that nobody has written:
-    what `bind` undoes."""
-    assert buffer.home is not None
-    dtype, shape = buffer.home
-    # The mark goes where the memory goes.
-    value = unwritten.tensor(shape, contiguous_strides(shape), dtype, nbytes_of(buffer.home))
-    try:
-        swap_memory(buffer.storage, storage_of(value))
-        buffer.array = to_array(value, device)
-    except BaseException:
-        if buffer.array is None and trap.is_armed(buffer.storage):
-            swap_memory(buffer.storage, storage_of(value))
-        raise
-
-
 __all__ = [
     "JAX_DTYPE",
     "LOCK",
     "TABLE",
     "Buffer",
     "Home",
+    "Table",
     "alias",
     "bind",
     "buffer_of",
     "dead",
     "home_of",
-    "lift",
     "open_buffer",
-    "release",
     "storage_of",
     "sweep",
     "to_array",

@@ -8,6 +8,9 @@ written here has a deleter that does nothing; whoever makes a capsule keeps the 
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
+from array import array
 from typing import Any
 
 import torch
@@ -32,7 +35,7 @@ class ManagedTensor(ctypes.Structure):
     )
 
 
-CPU = 1
+CPU, ACCELERATOR = 1, 12  # kDLCPU, kDLExtDev
 _NAME = b"dltensor"
 # A C function of one machine word that does nothing with it: the deleter is called, and calling Python takes the lock.
 NOTHING = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p).value
@@ -43,6 +46,12 @@ _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The same, asked once."""
+    return code_of(dtype)
+
+
 def code_of(dtype: torch.dtype) -> int:
     """DLPack's code, bits and lanes of a dtype.
 
@@ -51,6 +60,34 @@ def code_of(dtype: torch.dtype) -> int:
     """
     sample = torch._C._to_dlpack(torch.empty(0, dtype=dtype))  # type: ignore[attr-defined]
     return ManagedTensor.from_address(_pointer_of(sample, _NAME)).dtype
+
+
+_libc = ctypes.CDLL(None)
+_malloc = _libc.malloc
+_malloc.restype, _malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value
+_HEAD = struct.Struct("=QiiiIQQQQQ")  # a ManagedTensor, field by field
+
+
+def owned(
+    address: int, device: int, index: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int
+) -> Any:
+    """A capsule whose description lives as long as whatever takes it: the deleter is the C library's `free`.
+
+    Args:
+        address: where the memory begins; nobody looks there.
+        device: DLPack's number of the kind of device, `index` which of them it is.
+        code: the dtype, as `code_of` says.
+    """
+    n = len(shape)
+    at = _malloc(_HEAD.size + 16 * n)
+    if not at:
+        raise MemoryError("no room for the description of a tensor")
+    sizes = at + _HEAD.size
+    head = _HEAD.pack(address, device, index, n, code, sizes, sizes + 8 * n, 0, 0, _FREE)
+    text = head + array("q", (*shape, *strides)).tobytes()
+    ctypes.memmove(at, text, len(text))
+    return capsule(at)
 
 
 def capsule(address: int) -> Any:

@@ -20,6 +20,8 @@ import torch
 from fused_eager.fusion_rules.regions import Candidate, refuse
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..errors import ValidationError
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -85,6 +87,7 @@ class Work:
     reason: Reason
     switches: precision.Switches
     default: torch.dtype
+    device: Device = HOST
 
 
 def make_plan(

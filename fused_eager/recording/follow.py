@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..log import site
-from ..memory.buffers import TABLE, Buffer, Home, storage_of
+from ..memory.buffers import Buffer, Home, storage_of
 from ..memory.trap import offset_of
 from ..tracing.numbers import kinds
 from ..tracing.opinfo import OpInfo
@@ -35,7 +35,7 @@ from .pending import (
 )
 
 Tensor = torch.Tensor
-_default_dtype, _lookup = torch.get_default_dtype, TABLE.get
+_default_dtype = torch.get_default_dtype
 
 
 def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -60,7 +60,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return MISS  # ATen has to be asked
     if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
-    witnessed = stream.witnessed is not None
+    witnessed, lookup = stream.witnessed is not None, stream.device.table.get
     found: list[Buffer | None] = []
     new = _NewInputs(stream)
     for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
@@ -68,7 +68,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
             storage = storage_of(t)
         except NotImplementedError:
             return MISS  # a tensor of oneDNN's has strides, and no storage
-        buffer = _lookup(storage._cdata)
+        buffer = lookup(storage._cdata)
         offset = offset_of(t)
         if storage.nbytes() != nbytes:
             return MISS

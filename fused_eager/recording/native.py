@@ -214,7 +214,7 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             through(info.op, (drawn, *args[1:]), kwargs)
             stream.pending.pop(b.cdata, None)
             swap_memory(storage, storage_of(drawn))
-            buffers.release(b)
+            b.release()
             return t
     elif info.op._schema.name.endswith("_like") and not info.written:
         return through(info.op, args, kwargs)

@@ -10,8 +10,8 @@ import torch
 from fused_eager.fusion_rules.lowering import map_leaves
 
 from ..log.reasons import Reason
-from ..memory import buffers, unwritten
-from ..memory.buffers import TABLE, Buffer, Home, storage_of
+from ..memory import buffers
+from ..memory.buffers import Buffer, Home, storage_of
 from ..memory.trap import offset_of, pointer_of
 from ..running import run
 from ..tracing.calls import Foreign
@@ -19,7 +19,6 @@ from ..tracing.infer import Fresh, Same
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import DeviceInput, NativeInput, Stream
 from ..tracing.structure import Output
-from ..xla import device
 from . import native
 
 Tensor = torch.Tensor
@@ -29,11 +28,11 @@ Undo = list[tuple[Buffer, State]]
 
 def held_here(stream: Stream, storage: torch.UntypedStorage) -> Buffer | None:
     """The buffer of a storage; where its value is pending in another stream, that is run before."""
-    found = TABLE.get(storage._cdata)
+    found = stream.device.buffer(storage)
     if found is not None and found.stream is not None and found.stream is not stream:
         assert isinstance(found.stream, Stream)
         run.flush(found.stream, Reason("sync.thread"))
-        found = TABLE.get(storage._cdata)
+        found = stream.device.buffer(storage)
     return found
 
 
@@ -49,7 +48,7 @@ def device_input(stream: Stream, buffer: Buffer, lifts: bool = True) -> DeviceIn
     if found is None or found.array is not buffer.array:
         assert buffer.home is not None
         if lifts and buffer.is_at_home:
-            buffers.lift(buffer, device())
+            buffer.lift()
         found = DeviceInput(stream.new_vid(), buffer.home, buffer, buffer.array, buffer.origin)
         stream.inputs.append(found)
         stream.reads[buffer.cdata] = found
@@ -60,7 +59,7 @@ def lift_inputs(stream: Stream) -> None:
     """Bring to the device what the first op of a stream reads at home."""
     for item in stream.inputs:
         if isinstance(item, DeviceInput) and item.array is None:
-            buffers.lift(item.buffer, device())
+            item.buffer.lift()
             item.array = item.buffer.array
 
 
@@ -121,18 +120,15 @@ def restore(stream: Stream, b: Buffer, state: State) -> None:
     if b.stream is None:
         stream.pending.pop(b.cdata, None)
         if b.array is None and b.error is None:
-            buffers.release(b)
+            b.release()
 
 
 def new_tensor(stream: Stream, output: Output, vid: int, undo: Undo) -> Tensor:
     """A tensor whose value will be `vid`."""
-    spec = output.spec
-    t = unwritten.tensor(spec.shape, spec.strides, spec.dtype, output.nbytes)
-    storage = storage_of(t)
-    buffer = Buffer(storage, born_native=False)
+    t, buffer = stream.device.new(output.spec, output.nbytes)
     undo.append((buffer, _NOTHING))
     # The storage is new, so nothing in the table can be about it.
-    TABLE[buffer.cdata] = buffer
+    buffer.table[buffer.cdata] = buffer
     buffer.stream, buffer.epoch, buffer.vid, buffer.home = stream, stream.epoch, vid, output.home
     stream.pending[buffer.cdata] = buffer
     return t
@@ -175,12 +171,13 @@ def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool
     return False
 
 
-def refusal(info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overlapping: bool) -> str:
+def refusal(stream: Stream, info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overlapping: bool) -> str:
     """Why a call cannot be recorded, because of the memory that it writes; "" if it can. `overlapping`: a tensor that
     is written overlaps itself."""
     if written and may_overlap(tensors, written, info.scattered):
         return "it reads memory that it writes"
-    if written and (overlapping or any(native.must_stay(storage_of(tensors[i])) for i in written)):
+    seen = stream.device.has_memory and any(native.must_stay(storage_of(tensors[i])) for i in written)
+    if written and (overlapping or seen):
         return "it writes memory that others see, or that overlaps itself"
     return ""
 

@@ -16,8 +16,7 @@ from fused_eager.fusion_rules.rule import OVERWRITERS
 
 from ..compiling import lengths
 from ..log import site
-from ..memory import buffers
-from ..memory.buffers import TABLE, storage_of
+from ..memory.buffers import storage_of
 from ..memory.trap import offset_of
 from ..quiet import through
 from ..running.island import judge
@@ -48,6 +47,10 @@ from .pending import (
 Tensor = torch.Tensor
 
 
+class NotRecorded(Exception):
+    """A call on an accelerator's tensors that cannot be recorded; the text says why. Nothing has happened."""
+
+
 def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
     """The value that a tensor's storage holds now (an input, if need be), and where in it the tensor lies.
 
@@ -70,7 +73,7 @@ def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
 def _write(stream: Stream, t: Tensor, view: View, use: Use) -> Result:
     """A new value for the storage of an operand, to be produced by the node that is being recorded."""
     storage = storage_of(t)
-    buffer = TABLE.get(storage._cdata)
+    buffer = stream.device.buffer(storage)
     offset = offset_of(t)
     g, base, home = view.geometry, None, view.block
     if offset or storage.nbytes() != view.covered:
@@ -92,7 +95,7 @@ def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[
     fresh = [new_tensor(stream, o, r.vid, undo) for o, r in zip(call.outputs, results)]  # noqa: B905 (a prefix)
     for i, result in zip(call.written, results[len(fresh) :], strict=True):
         storage = storage_of(tensors[i])
-        buffer = TABLE.get(storage._cdata)
+        buffer = stream.device.buffer(storage)
         if buffer is None:
             buffer = open_native(storage)
         undo.append((buffer, state_of(buffer)))
@@ -100,13 +103,13 @@ def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[
     return returned(call.template, fresh, tensors)
 
 
-def _forgive(info: OpInfo, t: Tensor, view: View) -> None:
+def _forgive(stream: Stream, info: OpInfo, t: Tensor, view: View) -> None:
     """A tensor whose value was lost may be overwritten: it then has one again."""
-    b = TABLE.get(storage_of(t)._cdata)
+    b = stream.device.buffer(storage_of(t))
     if b is None or b.error is None or b.storage.nbytes() != view.covered:
         return
     if info.op._schema.name in OVERWRITERS or any(a.is_out for a in info.op._schema.arguments):
-        buffers.release(b)
+        b.release()
 
 
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -123,11 +126,11 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     hoisted = info.hoisted
     try:
         for i, a in enumerate(args):
-            take(a, i in hoisted, parts, tensors, scalars)
+            take(a, i in hoisted, parts, tensors, scalars, stream.device)
         if kwargs:
             for name in sorted(kwargs):
                 parts.append(name)
-                take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars)
+                take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars, stream.device)
         key = tuple(parts)
         call = CALLS.get(key)
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
@@ -143,23 +146,23 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     if call is None:
         call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:
-        return native.run_now(stream, info, args, kwargs, call.reason)
+        return _at_once(stream, info, args, kwargs, call.reason)
     assert isinstance(call, Call)
     if call.alias:
         return through(info.op, args, kwargs)
     written = call.written
-    if call.tiny and all(storage_of(t)._cdata not in TABLE for t in tensors):
+    if call.tiny and all(stream.device.buffer(storage_of(t)) is None for t in tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
-    why = refusal(info, tensors, written, call.overlapping)
+    why = refusal(stream, info, tensors, written, call.overlapping)
     if why:
-        return native.run_now(stream, info, args, kwargs, why)
+        return _at_once(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
         judge(stream.config, info.op, site.here(), info.island)
     of_kind = kinds(scalars)
     if of_kind and of_kind not in call.taken:
         made = call.outputs[0].spec.dtype if call.outputs else tensors[0].dtype
         if not are_taken(info, args, kwargs, tensors, made):
-            out = native.run_now(stream, info, args, kwargs, "ATen might refuse its numbers")
+            out = _at_once(stream, info, args, kwargs, "ATen might refuse its numbers")
             call.taken.add(of_kind)  # it did not
             return out
         call.taken.add(of_kind)
@@ -171,7 +174,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     except Foreign as error:
         for buffer, state in reversed(undo):
             restore(stream, buffer, state)
-        return native.run_now(stream, info, args, kwargs, str(error))
+        return _at_once(stream, info, args, kwargs, str(error))
     except BaseException:
         # Ctrl-C, or the value of an operand is lost: as if the op had not been called.
         for buffer, state in reversed(undo):
@@ -179,6 +182,17 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         if not stream.nodes:
             stream.reset()  # what it was to read may be at home, where only a witnessed stream finds it
         raise
+
+
+def _at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
+    """Have ATen run a call that cannot be recorded, where it can: in the host's memory.
+
+    Raises:
+        NotRecorded: the device's storages have no memory, so whoever called has to bring the values to ATen.
+    """
+    if not stream.device.has_memory:
+        raise NotRecorded(why)
+    return native.run_now(stream, info, args, kwargs, why)
 
 
 # Doubtful calls whose real outputs have been seen to be what shape inference promised.
@@ -190,7 +204,7 @@ def _first_time(stream: Stream, info: OpInfo, call: Call, key: Hashable, args: A
 
     If that is what shape inference promised, the next such call is deferred.
     """
-    out = native.run_now(stream, info, args, kwargs, call.doubt)
+    out = _at_once(stream, info, args, kwargs, call.doubt)
     written = {id(t) for t in leaves([args, kwargs]) if isinstance(t, Tensor)}
     real = [t for t in leaves([out]) if isinstance(t, Tensor) and id(t) not in written]
     promised = [output.spec for output in call.outputs]
@@ -217,7 +231,7 @@ def _append(
     operands: list[Operand] = []
     signature: list[Any] = [call.structure]
     for i in call.written:
-        _forgive(info, tensors[i], call.views[i])
+        _forgive(stream, info, tensors[i], call.views[i])
     if stream.witnessed and out is MISS:
         witness.fetch(stream, tensors)
     for t, view in zip(tensors, call.views, strict=True):
@@ -253,7 +267,7 @@ def _append(
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     expected = stream.expected()
-    known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands])), step)
+    known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands]), stream.device.name), step)
     if stream.witnessed is None and witness.begins(stream, known):
         stream.witnessed = Witnessed()
     if stream.witnessed:
@@ -266,5 +280,5 @@ def _append(
         out = _defer(stream, call, tensors, results, undo)
     stream.nodes.append(node)
     stream.went(known)
-    stream.strayed = known is step and lengths.strays(stream, expected, step)
+    stream.strayed = known is step and stream.device.has_memory and lengths.strays(stream, expected, step)
     return out

@@ -83,7 +83,7 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
     if info.island or not _is_static(info.op) or any(t.dtype not in JAX_DTYPE for t in tensors):
         return MISS
     targets = written(info, args, kwargs)
-    if refusal(info, tensors, targets, overlap(tensors, targets)):
+    if refusal(stream, info, tensors, targets, overlap(tensors, targets)):
         return MISS
     for t in tensors:
         b = TABLE.get(storage_of(t)._cdata)

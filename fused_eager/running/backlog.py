@@ -22,7 +22,7 @@ from ..compiling.compile import RunCheck
 from ..errors import LostValue
 from ..log.site import describe
 from ..memory import buffers
-from ..memory.buffers import LOCK, TABLE, Buffer
+from ..memory.buffers import LOCK, Buffer
 from ..planning.plan import Region
 from ..tracing.stream import STREAMS, DeviceInput, Node
 
@@ -143,7 +143,7 @@ def _taint(runs: list[Run], index: int, error: Exception) -> None:
             undo(b, b.previous, b.origin, error)
     for run in reversed(runs):
         for b, vid, array, origin in reversed(run.assigned):
-            if (run.serial, vid) in bad and b.origin == (run.serial, vid) and b.cdata in TABLE:
+            if (run.serial, vid) in bad and b.origin == (run.serial, vid) and b.cdata in b.table:
                 undo(b, array, origin, error)
 
 
@@ -162,7 +162,7 @@ def undo(b: Buffer, array: jax.Array | None, origin: tuple[int, int] | None, err
     if array is not None and not array.is_deleted():
         b.array, b.origin, b.home = array, origin, buffers.home_of(array)
     elif b.born_native and origin is None:
-        buffers.release(b)
+        b.release()
     else:
         b.array, b.error = None, error
 

@@ -16,11 +16,12 @@ from fused_eager.fusion_rules.geometry import Geometry, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import contiguous_strides
 
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..errors import IslandRefused
 from ..log.events import LOG
 from ..log.reasons import NOT_COMPILED
 from ..log.site import describe
-from ..memory import buffers
 from ..planning.plan import Region, operands
 from ..quiet import as_eager, default_dtype
 from ..tracing.stream import Hole, Node, Ref, Result, place_of, targets_of
@@ -48,9 +49,9 @@ def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: st
         warnings.warn_explicit(f"{op} runs natively at {site}: {why}", UserWarning, site.file, site.line)
 
 
-def as_home(value: Any) -> torch.Tensor:
+def as_home(value: Any, of: Device = HOST) -> torch.Tensor:
     """A value of an execution as a dense tensor."""
-    return value if isinstance(value, torch.Tensor) else buffers.to_tensor(value)
+    return value if isinstance(value, torch.Tensor) else of.fetch(value)
 
 
 def view(home: torch.Tensor, g: Geometry) -> torch.Tensor:
@@ -80,7 +81,7 @@ def to_home(t: torch.Tensor, result: Result) -> torch.Tensor:
     return t.as_strided(size, contiguous_strides(size), t.storage_offset())
 
 
-def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None:
+def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any], of: Device = HOST) -> None:
     """Run the nodes of an ATen region, reading and writing `values`.
 
     Raises:
@@ -97,10 +98,10 @@ def run_nodes(nodes: list[Node], region: Region, values: dict[int, Any]) -> None
                 continue  # it depends on what has failed
             try:
                 if node.default is torch.get_default_dtype():
-                    run_node(node, values)
+                    run_node(node, values, of)
                 else:
                     with default_dtype(node.default):
-                        run_node(node, values)
+                        run_node(node, values, of)
             except Exception as error:
                 if first is None:
                     first = annotated(error, node)
@@ -135,7 +136,7 @@ def annotated(error: Exception, node: Node) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {text}")
 
 
-def run_node(node: Node, values: dict[int, Any]) -> None:
+def run_node(node: Node, values: dict[int, Any], of: Device = HOST) -> None:
     """Run one node through ATen; inside `as_eager`, where it may have to do with complex numbers."""
     tensors = []
     copies: dict[int, torch.Tensor] = {}
@@ -143,12 +144,12 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     targets = targets_of(node) if node.targets else {}
     for position, use in enumerate(node.uses):
         if position not in targets:
-            tensors.append(view(as_home(values[use.vid]), place_of(node, use)))
+            tensors.append(view(as_home(values[use.vid], of), place_of(node, use)))
             continue
         # A part is written of the whole value that it belongs to; one copy each, for the old one has other readers.
         vid, geometry = targets[position]
         if vid not in copies:
-            copies[vid] = as_home(values[vid]).clone()
+            copies[vid] = as_home(values[vid], of).clone()
         tensors.append(view(copies[vid], geometry))
 
     def fill(leaf: Any) -> Any:

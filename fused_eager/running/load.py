@@ -50,7 +50,8 @@ ISLANDS: dict[int, str] = {}
 def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
     """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
     nodes, config = stream.nodes, stream.config
-    ending = (live, donatable, config.check_bounds, config.max_region, precision.switches())
+    device = stream.device
+    ending = (live, donatable, config.check_bounds, config.max_region, device.name, precision.switches())
     # An interrupt may have come between a node and its step.
     known: MutableMapping[Hashable, Ready | Waiting] = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
@@ -60,7 +61,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
             if found.shapes is None:  # regions come next, and take memory of their own
                 heap.WATCH.turn()
         else:
-            work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default())
+            work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default(), device)
             found = _find(stream, known, ending, work)
         if found.shapes is None:
             known[ending] = found
@@ -140,7 +141,7 @@ def _pays(work: Work, shapes: Hashable) -> bool:
 
 def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
     """What runs a stream in blocks of rows, if its length keeps changing and that is known to be the same."""
-    if stream.config.is_reproducible:  # which lengths have come before would decide
+    if stream.config.is_reproducible or not stream.device.has_memory:  # which lengths have come before would decide
         return None
     found = lengths.find(skeleton, work, unstable)
     if found is None or stream.witnessed:
@@ -219,7 +220,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
 def _pieces(work: Work, made: Plan, executables: Sequence[Executable | None]) -> Pieces | None:
     """The regions of a plan as every process would call them; None where one has no such name."""
     kept = keeper(work.config)
-    if kept is None:
+    if kept is None or not work.device.has_memory:
         return None
     found = []
     for region, executable in zip(made.regions, executables, strict=True):
@@ -261,7 +262,7 @@ def _executable(work: Work, region: Region) -> Executable | None:
     if region.how != "xla":
         return None
     try:
-        return load_or_compile(Computation(work.nodes, region, work.homes), settings(work.config))
+        return load_or_compile(Computation(work.nodes, region, work.homes), settings(work.config, work.device))
     except NodeFailed:
         raise
     except Exception as error:

@@ -50,6 +50,7 @@ class Execution:
     ):
         self.ready = ready
         self.nodes = stream.nodes
+        self.device = stream.device
         self.reason = reason
         self.next = 0
         self.error: Exception | None = None
@@ -91,7 +92,7 @@ class Execution:
                         executable = None
                     if executable is None or any(v not in self.values for v in region.inputs):
                         # Node by node, what does not depend on a failure goes on.
-                        run_nodes(self.nodes, region, self.values)
+                        run_nodes(self.nodes, region, self.values, self.device)
                     else:
                         self._xla(region, executable)
                 except Exception as error:
@@ -117,10 +118,10 @@ class Execution:
         return True
 
     def _xla(self, region: Region, executable: Executable) -> None:
-        args = [as_array(self.values[v]) for v in region.inputs]
+        args = [as_array(self.values[v], self.device) for v in region.inputs]
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
-        vectors = numbers(self.nodes, region, self.launch.numbers)
+        vectors = numbers(self.nodes, region, self.launch.numbers, self.device)
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         outputs, flags = executable.call(*args, *vectors)
         if self.validates:
@@ -194,15 +195,16 @@ def withdraw(stream: Stream, error: Exception) -> None:
 def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
-    buffers.sweep()
+    table = stream.device.table
+    buffers.sweep(table)
     pending, natives = stream.pending, [i for i in stream.inputs if type(i) is NativeInput]
     gone = set(buffers.dead(list(pending.values())))
     for cdata, held in Counter([i.storage._cdata for i in natives if i.storage._cdata in pending]).items():
         if not pending[cdata].is_alive(held):
             gone.add(pending[cdata])
     for b in gone:
-        if TABLE.get(b.cdata) is b:
-            del TABLE[b.cdata]
+        if table.get(b.cdata) is b:
+            del table[b.cdata]
     assigned = [(b, b.vid) for b in pending.values() if b not in gone]
     live = {vid for _, vid in assigned}
     donatable = {i.vid for i in natives if i.storage._cdata in pending}
@@ -211,7 +213,7 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
         if isinstance(i, NativeInput):
             continue
         b = i.buffer
-        if b.stream is None and b.array is i.array and TABLE.get(b.cdata) is b and b.is_alive():
+        if b.stream is None and b.array is i.array and table.get(b.cdata) is b and b.is_alive():
             live.add(i.vid)
         elif not any(b.cdata in reads for reads in others):
             donatable.add(i.vid)
@@ -281,7 +283,7 @@ def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
     run = execution.run
     for b, vid in pairs:
         run.assigned.append((b, vid, b.previous, b.origin))
-        b.array = as_array(execution.values[vid])
+        b.array = as_array(execution.values[vid], execution.device)
         b.stream = b.previous = None
         b.origin, b.maker = (run.serial, vid), run.thread
     if run.flags or BACKLOG.runs:

@@ -18,6 +18,8 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..bounded import Bounded
+from ..devices.device import SEEN_AS, Device
+from ..devices.host import HOST
 from ..memory.borrow import nbytes_of
 from ..memory.buffers import Home
 from . import uniform
@@ -37,7 +39,7 @@ _structures = itertools.count()
 
 
 class Foreign(Exception):
-    """An argument that is not an ordinary tensor on the host; the text says what it is."""
+    """An argument that is not an ordinary tensor of the device; the text says what it is."""
 
 
 def shape_of(t: Tensor) -> torch.Size | None:
@@ -52,12 +54,14 @@ def _kind(t: Tensor) -> str:
     return "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
 
 
-def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any]) -> None:
+def take(
+    a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: list[Any], device: Device = HOST
+) -> None:
     """Take one argument apart: tensors, hoisted numbers, and the hashable rest."""
     kind = type(a)
     if kind is Tensor or kind is Parameter or isinstance(a, Tensor):
-        if not a.is_cpu or a.layout is not STRIDED or a.is_nested:
-            raise Foreign(f"a tensor is on {a.device}" if not a.is_cpu else f"a tensor is {_kind(a)}")
+        if not device.holds(a) or a.layout is not STRIDED or a.is_nested:
+            raise Foreign(f"a tensor is on {a.device}" if not device.holds(a) else f"a tensor is {_kind(a)}")
         try:
             key += (a.shape, a.stride(), a.dtype)
         except RuntimeError as error:
@@ -71,7 +75,7 @@ def take(a: Any, hoist: bool, key: list[Any], tensors: list[Tensor], scalars: li
     elif kind is list or kind is tuple:
         key.append(len(a))
         for x in a:
-            take(x, hoist, key, tensors, scalars)
+            take(x, hoist, key, tensors, scalars, device)
     else:
         key.append(a if kind is int or a is None else freeze(a))
 
@@ -126,7 +130,7 @@ def _view(t: Tensor) -> View:
     So `x[i:i+4]` gives the same region for every i: the offset is an address, not part of the computation.
     """
     size, stride, dtype = tuple(t.shape), t.stride(), t.dtype
-    spec = Spec(size, dtype, stride, t.device)
+    spec = Spec(size, dtype, stride, SEEN_AS)
     dense = is_dense(size, stride)
     if dense:
         block = home_shape(spec)

@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
+from ..devices.device import SEEN_AS
 from ..memory.trap import storage_of
 from .allowance import ALLOWANCE
 
@@ -110,7 +111,7 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
 def _on_meta(
     op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
 ) -> Inferred | Unknown | None:
-    device = tensors[0].device if tensors else torch.device("cpu")
+    device = SEEN_AS
     asked = kwargs.get("device")
     if asked is not None and torch.device(asked) != device:
         return None  # it makes a tensor elsewhere
@@ -240,7 +241,7 @@ def _run(
     with mode, torch._C._DisableFuncTorch():
         for t in tensors:
             # A written tensor keeps its identity, so that what the op returns can be told from a new one.
-            actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device))
+            actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or SEEN_AS))
         shapes = [tuple(a.shape) for a in actors]
         try:
             out = _call(op, args, kwargs, actors)
@@ -329,7 +330,7 @@ def rehearsed(
 ) -> bool:
     """Whether ATen takes a call of `op`, on zeros in place of its tensors; or on `small` ones, which an op that
     computes each element by itself takes as well. (Not of one element: of some of those numbers are not looked at.)"""
-    actors = [torch.zeros((2,) * t.ndim, dtype=t.dtype, device=t.device) if small else _zeros(t) for t in tensors]
+    actors = [torch.zeros((2,) * t.ndim, dtype=t.dtype, device=SEEN_AS) if small else _zeros(t) for t in tensors]
     try:
         with _LOCK, _silence():
             _call(op, args, kwargs, actors)
@@ -357,6 +358,6 @@ def _first_line(error: Exception) -> str:
 
 def _zeros(t: torch.Tensor) -> torch.Tensor:
     reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    flat = torch.zeros(reach, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
+    flat = torch.zeros(reach, dtype=t.dtype, device=SEEN_AS).as_strided(t.shape, t.stride())
     flat = flat.conj() if t.is_conj() else flat
     return flat._neg_view() if t.is_neg() else flat

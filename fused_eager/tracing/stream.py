@@ -12,6 +12,8 @@ import torch
 
 from ..choosing.hotness import Spell
 from ..choosing.pace import Pace
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..memory.buffers import Buffer, Home, Owner
 from .node import Hole, Node, Ref, Result, Use, place_of, places, start, starts, targets_of, views
 from .trace import MEMORY, Step
@@ -87,13 +89,14 @@ STREAMS = Streams()
 
 @dataclass(eq=False, slots=True)
 class Stream(Owner):
-    """The append-only record of one thread since its last flush.
+    """The append-only record of one thread, or of all ops of an accelerator, since its last flush.
 
     Values are numbered in the order of their appearance (`vid`), inputs and results alike, so that equal programs
     give equal streams whatever tensors they use.
     """
 
     config: Config
+    device: Device = HOST  # whose ops these are
     nodes: list[Node] = field(default_factory=list)
     inputs: list[NativeInput | DeviceInput] = field(default_factory=list)
     vids: int = 0

@@ -42,7 +42,7 @@ def test_a_buffer_is_found_through_every_view_and_traps_them() -> None:
 
 def test_release_opens_the_memory_as_it_is() -> None:
     t = torch.arange(3.0)
-    buffers.release(buffers.open_buffer(storage_of(t), born_native=True))
+    buffers.open_buffer(storage_of(t), born_native=True).release()
     assert buffers.buffer_of(t) is None
     assert t.tolist() == [0.0, 1.0, 2.0]
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
+from fused_eager.devices.host import Host
 from fused_eager.memory.buffers import TABLE, buffer_of, storage_of
-from fused_eager.running import arguments, run
+from fused_eager.running import run
 from fused_eager.running.backlog import BACKLOG
 from fused_eager.tracing.stream import DeviceInput
 from tests.streams import events, flush_now, forget_pending, open_stream, passing_for_aten, stable_shapes
@@ -274,7 +275,7 @@ POINTS = {
     "while planning": (run, "_prepare", "before"),
     "while values are assigned": (run, "_assign", "before"),
     "after values were assigned": (run, "_assign", "after"),
-    "while an argument is made": (arguments, "_vector", "before"),
+    "while an argument is made": (Host, "numbers", "before"),
 }
 # The region has consumed the memory that it was given, so it cannot run again; what it made may have been lost.
 MAY_LOSE = ("between a region's start and its results", "after a region")

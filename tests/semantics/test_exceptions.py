@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.running import arguments, backlog, load, run
+from fused_eager.devices.host import Host
+from fused_eager.running import backlog, load, run
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:
@@ -57,7 +58,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "load": (run, "load"),
     "plan": (load, "_make_ready"),
     "compile": (load, "load_or_compile"),
-    "vector": (arguments, "_vector"),
+    "vector": (Host, "numbers"),
     "assign": (run, "_assign"),
     "import": (run, "import_native"),
     "advance": (run.Execution, "advance"),

@@ -76,7 +76,7 @@ def load(path: Path) -> ModuleType:
         must_stay=native.must_stay,
         is_awaited=native.is_awaited,
         passed_elsewhere=elsewhere.passed,
-        release_buffer=buffers.release,
+        release_buffer=buffers.Buffer.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,
         settings_of=settings_of,

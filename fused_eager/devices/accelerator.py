@@ -1,0 +1,142 @@
+"""An accelerator: tensors whose storages have no memory of the host's, a JAX array each.
+
+A storage is a range of addresses that nobody maps, so that each has an identity (`data_ptr` tells tied weights apart)
+and whoever goes there ends the process rather than read garbage. Its buffer is there from the first to the last and is
+never bound to anything: its value is pending in the device's stream or an array on the device. A storage that nobody
+has written yet holds zeros, which are made once somebody reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
+
+from ..memory import buffers
+from ..memory.borrow import Home
+from ..memory.buffers import Buffer, Table, storage_of
+from ..memory.capsule import ACCELERATOR, dtype_code, owned
+from ..xla import device as host_device
+from ..xla import enable_x64
+from .device import Device
+
+FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
+_ALIGNED = 64  # bytes, as torch's own allocators have it
+
+_from_capsule = torch._C._from_dlpack
+
+
+class AcceleratorBuffer(Buffer):
+    """A storage of an accelerator, and its value."""
+
+    __slots__ = ("device", "table")
+
+    def __init__(self, storage: torch.UntypedStorage, device: Accelerator, home: Home):
+        super().__init__(storage, born_native=False)
+        self.device = device
+        self.table = device.table  # type: ignore[misc]
+        self.home = home
+
+    def release(self) -> None:
+        """Forget the value, whatever it is: the storage is as if nobody had written it."""
+        self.stream = self.array = self.previous = self.error = None
+
+    def lift(self) -> None:
+        """Make the zeros that a storage holds which nobody has written."""
+        assert self.home is not None
+        self.array = zeros(self.home, self.device.xla)
+
+    def bury(self) -> None:
+        """Nobody refers to the storage any more."""
+        self.array = None
+
+
+class Accelerator(Device):
+    """The device `index` of a type that torch knows as PrivateUse1, on a device that JAX has."""
+
+    has_memory = False
+
+    def __init__(self, type: str, index: int, xla: jax.Device):
+        self.name = f"{type}:{index}"
+        self.index = index
+        self.table: Table = {}
+        self._xla = xla
+        self._is_host = xla.platform == "cpu"
+
+    @property
+    def xla(self) -> jax.Device:
+        """The device of JAX's that does the work."""
+        return self._xla
+
+    def holds(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is on this device."""
+        return t.get_device() == self.index and t.is_privateuseone  # type: ignore[attr-defined]
+
+    def new(self, spec: Spec, nbytes: int) -> tuple[torch.Tensor, Buffer]:
+        """A tensor over new addresses."""
+        t = self.empty(spec.shape, spec.strides, spec.dtype)
+        return t, AcceleratorBuffer(storage_of(t), self, (spec.dtype, spec.shape))
+
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over new addresses, whose storage has no buffer yet."""
+        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+        address = take(reach * dtype.itemsize)
+        return _from_capsule(owned(address, ACCELERATOR, self.index, shape, strides, dtype_code(dtype)))
+
+    def buffer(self, storage: torch.UntypedStorage) -> Buffer:
+        """The buffer of a storage, made where there is none yet."""
+        found = self.table.get(storage._cdata)
+        if found is None:
+            home = torch.uint8, (storage.nbytes(),)
+            found = self.table[storage._cdata] = AcceleratorBuffer(storage, self, home)
+        return found
+
+    def put(self, t: torch.Tensor) -> jax.Array:
+        """A dense tensor of the host's as an array: a copy, except where the host's memory is the device's."""
+        array = buffers.to_array(t, self._xla if self._is_host else host_device())
+        return array if self._is_host else jax.device_put(array, self._xla)
+
+    def fetch(self, array: jax.Array) -> torch.Tensor:
+        """The value as a tensor: a copy, except where the host's memory is the device's."""
+        return buffers.to_tensor(array if self._is_host else jax.device_put(array, host_device()))
+
+    def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
+        """A copy of the numbers on the device."""
+        with enable_x64(True):
+            return jax.device_put(np.array(numbers, JAX_DTYPE[dtype]), self._xla)
+
+
+_next = itertools.count(FIRST // _ALIGNED)
+
+
+def take(nbytes: int) -> int:
+    """The first of so many addresses that nobody else has had; 0 for none."""
+    if not nbytes:
+        return 0
+    global _next
+    blocks = -(-nbytes // _ALIGNED)
+    first = next(_next)
+    if blocks > 1:
+        _next = itertools.count(first + blocks)
+    return first * _ALIGNED
+
+
+@functools.lru_cache(maxsize=256)
+def _maker(home: Home, device: Any) -> Any:
+    dtype, shape = home
+    with enable_x64(True), jax.default_device(device):
+        return jax.jit(lambda: jnp.zeros(shape, JAX_DTYPE[dtype])).lower().compile()
+
+
+def zeros(home: Home, device: Any) -> jax.Array:
+    """Zeros of a dtype and shape on a device."""
+    return _maker(home, device)()
+

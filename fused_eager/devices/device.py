@@ -1,0 +1,71 @@
+"""The seam: what the runtime asks of a device, and of the buffers of its storages.
+
+Recording, planning, compiling and running do not know which device they serve. A stream belongs to a device, and asks
+it for whatever has to do with memory. There are two kinds: one that `has_memory`, whose tensors lie where ATen and
+everybody else can get at them; and one that has not, whose storages are addresses that nobody maps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fused_eager.fusion_rules.spec import Spec
+
+from ..memory.buffers import Buffer, Table
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+# Shape inference, ATen's rehearsals and the rules see every device's tensors as if they were the host's: what an op
+# returns is what it returns there.
+SEEN_AS = torch.device("cpu")
+
+
+class Device(ABC):
+    """A device whose tensors are recorded.
+
+    `name` is for people and events; `table` holds the buffers of its storages, by address.
+    """
+
+    name: str
+    table: Table
+    has_memory: bool  # its storages lie in the host's memory: ATen can run its ops in place
+
+    @property
+    @abstractmethod
+    def xla(self) -> jax.Device:
+        """The device that its regions are compiled for and run on, as JAX knows it."""
+
+    @abstractmethod
+    def holds(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is on this device."""
+
+    @abstractmethod
+    def new(self, spec: Spec, nbytes: int) -> tuple[torch.Tensor, Buffer]:
+        """A tensor whose value is still to come, with the buffer of its storage, which is in no table yet.
+
+        Args:
+            spec: the tensor's shape, strides and dtype.
+            nbytes: of its storage, without gaps.
+        """
+
+    @abstractmethod
+    def buffer(self, storage: torch.UntypedStorage) -> Buffer | None:
+        """The buffer of a storage; None if its value is in the host's memory."""
+
+    @abstractmethod
+    def put(self, t: torch.Tensor) -> jax.Array:
+        """A dense tensor of the host's, which nobody else writes, as a value of the device."""
+
+    @abstractmethod
+    def fetch(self, array: jax.Array) -> torch.Tensor:
+        """A value of the device as a tensor of the host's that nobody may write. Waits until it is computed."""
+
+    @abstractmethod
+    def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
+        """Numbers as a vector on the device. What is put into `kept` has to outlive the run that reads it."""

@@ -1,0 +1,76 @@
+"""The host as a device: CPU tensors in place, in memory that ATen and everybody else can get at."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from fused_eager.fusion_rules.spec import Spec
+
+from ..memory import buffers, unwritten
+from ..memory.borrow import borrow
+from ..memory.buffers import TABLE, Buffer, storage_of
+from ..xla import device, enable_x64
+from .device import Device
+
+
+class Host(Device):
+    """CPU tensors. A storage that nobody has touched through the runtime has no buffer: its memory is the truth."""
+
+    name = "cpu"
+    table = TABLE
+    has_memory = True
+
+    @property
+    def xla(self) -> jax.Device:
+        """JAX's CPU, whose memory is the host's."""
+        return device()
+
+    def holds(self, t: torch.Tensor) -> bool:
+        """Whether a tensor lies in the host's memory."""
+        return t.is_cpu
+
+    def new(self, spec: Spec, nbytes: int) -> tuple[torch.Tensor, Buffer]:
+        """A tensor over memory that nobody has written, trapped."""
+        t = unwritten.tensor(spec.shape, spec.strides, spec.dtype, nbytes)
+        return t, Buffer(storage_of(t), born_native=False)
+
+    def buffer(self, storage: torch.UntypedStorage) -> Buffer | None:
+        """The buffer of a storage, if its value is not in its memory."""
+        return TABLE.get(storage._cdata)
+
+    def put(self, t: torch.Tensor) -> jax.Array:
+        """The tensor's memory as an array: no copy where alignment allows."""
+        return buffers.to_array(t, device())
+
+    def fetch(self, array: jax.Array) -> torch.Tensor:
+        """The array's memory as a tensor."""
+        return buffers.to_tensor(array)
+
+    def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
+        """An array over memory that is put into `kept`."""
+        if not numbers:
+            return _no_numbers(dtype)
+        room = np.empty(len(numbers) + _ALIGNED // 8 - 1, _NUMPY[dtype])
+        address = room.ctypes.data
+        skipped = -address % _ALIGNED // 8
+        room[skipped : skipped + len(numbers)] = numbers
+        kept.append(room)
+        return borrow(address + 8 * skipped, (dtype, (len(numbers),)), device())
+
+
+@functools.cache
+def _no_numbers(dtype: torch.dtype) -> Any:
+    with enable_x64(True):
+        return jax.device_put(np.zeros(0, _NUMPY[dtype]), device())
+
+
+_ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time
+_NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
+
+HOST = Host()
