@@ -107,7 +107,6 @@ class StepsAside(TorchDispatchMode):
         self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
         self.carried = 0.0  # till when it is, if that was found out at a turn: contexts that follow do not end it
-        self._pushed = 0  # how often torch has been told of this mode, and is to be told of its end
         self._until = 0.0  # when it comes back
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
         self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
@@ -146,14 +145,16 @@ class StepsAside(TorchDispatchMode):
         follower.overlooked()
         self._turns = Turns(turn, 0.0 if turn == "entry" else self._alone)
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._pushed += 1
-        return self
-
     def enter_aside(self, until: float) -> None:
-        """Enter the context without a place on the stack, until then, or for as long as this thread rests."""
-        self._leave_out(quiet.stack(), "entry", until)
+        """Enter the context without a place on the stack, until then, or for as long as this thread rests.
+
+        Torch is told of it all the same. It keeps in each mode whether there were others when it came: told later,
+        with modes of the program's above, it would note what is wrong as soon as these are gone.
+        """
+        below = quiet.stack()
+        self.__enter__()
+        quiet.restack(below)
+        self._leave_out(below, "entry", until)
 
     def overlooks(self, turn: Turn) -> bool:
         """A turn has come. Whether it is counted and no more, as torch is alone: loops of short turns would feel it."""
@@ -189,13 +190,8 @@ class StepsAside(TorchDispatchMode):
         """Return to the place on the stack; if the modes that were below are no longer there, at the context's end."""
         modes, self.carried = quiet.stack(), 0.0
         if self._below is not None and modes[: len(self._below)] == self._below:
-            if self._pushed:
-                modes.insert(len(self._below), self)
-                quiet.restack(modes)
-            elif len(modes) > len(self._below):
-                return  # torch notes which modes there are in the order in which they come
-            else:
-                self.__enter__()
+            modes.insert(len(self._below), self)
+            quiet.restack(modes)
             self._return()
 
     def passes_on(self, natively: bool) -> None:
@@ -255,13 +251,10 @@ class StepsAside(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         if self._below is not None:
-            if self._pushed:
-                quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
+            quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
         self.passes_on(False)
-        if self._pushed:
-            self._pushed -= 1
-            super().__exit__(*error)
+        super().__exit__(*error)
 
 
 def enter(door: StepsAside, place: Place, again: bool) -> None:

@@ -185,7 +185,8 @@ class FrontDoor(StepsAside):
             inspecting.print_call(info, args, kwargs)
         if stream.spell.left:
             return native.run_through(stream, info, args, kwargs, stream.spell.code)
-        if self.lender is not None and self.lender.someone_is_aside():
+        seen_alone = self.lender is not None and self.lender.someone_is_aside()
+        if seen_alone and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
         if stream.pace.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
@@ -225,6 +226,8 @@ class FrontDoor(StepsAside):
                 run.check()
                 if config.check_nan:
                     inspecting.find_nan(info, args, kwargs, out)
+        if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
+            run.settle_all(Reason("cut.options"), only=stream)
         return out
 
     def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, report, sync
@@ -179,6 +180,69 @@ def test_modes_and_contexts_of_the_user_while_it_stands_aside(native_wins: None)
     assert not stack()
     with fused_eager(mode="fused"):
         assert len(stack()) == 1
+
+
+SEEN = [  # what is asked for where the ops are to be seen, whoever runs them faster
+    {"mode": "debug", "check_nan": True},
+    {"mode": "strict"},
+    {"compile": "wait", "native": "never"},
+    {"native": "never"},
+    {"verify": 1.0},
+]
+
+
+def is_seen(options: dict[str, Any]) -> bool:
+    """Whether the ops of a context with these options are recorded, or checked."""
+    before = len(LOG.events)
+    with fused_eager(**options):
+        try:
+            assert (torch.ones(3) - 2).log().isnan().all()
+        except FloatingPointError:
+            return "check_nan" in options
+    return bool(told(before)[1]) and "check_nan" not in options
+
+
+@pytest.mark.parametrize("options", SEEN, ids=str)
+def test_a_context_below_a_mode_in_one_that_was_entered_aside(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(pace.Pace, "enter", lambda self, place: math.inf)
+    for _ in range(3):
+        with fused_eager(native="measured"):
+            assert current_door().aside and not stack()  # type: ignore[union-attr]
+            with Counting() as counting:
+                assert is_seen(options)
+                assert stack()[-1] is counting
+        assert not stack() and not _python_dispatch.is_in_torch_dispatch_mode()
+
+
+@pytest.mark.parametrize("options", SEEN, ids=str)
+def test_a_context_in_a_thread_of_one_that_stands_aside(native_wins: None, options: dict[str, Any]) -> None:
+    """What is pending in it would meet the trap, for who stands aside does not see that he reads a value."""
+    step, seen, made = trainer(True), [], []
+
+    def body() -> None:
+        for _ in range(3):
+            seen.append(is_seen(options))
+            with fused_eager(**{**options, "check_nan": None}):
+                made.append(torch.ones(3) * 2 + 1)
+                ready.set()
+                go.wait(30)
+                go.clear()
+
+    with fused_eager(native="measured"):
+        stand_aside(step)
+        ready, go = threading.Event(), threading.Event()
+        thread = threading.Thread(target=body)
+        thread.start()
+        for k in range(3):
+            assert ready.wait(30)
+            ready.clear()
+            assert made[k].tolist() == [3.0] * 3
+            assert (made[k] + 1).sum().item() == 12.0
+            go.set()
+        thread.join()
+    assert seen == [True] * 3
 
 
 def test_a_thread_started_while_it_stands_aside(native_wins: None) -> None:

@@ -240,7 +240,7 @@ def test_an_op_that_is_taken_apart_leaves_the_door_where_it_is() -> None:
             door.step_aside("read", 0.0)
             door.come_back()
             assert (torch.ones(2) + 1).tolist() == [2.0] * 2
-        assert not stack() and not door._pushed
+        assert not stack() and not door.old_dispatch_mode_flags
 
 
 @pytest.mark.parametrize("before", [0, 6])
