@@ -5,6 +5,7 @@ A program is given its rank, and what it is to enter where the library is to wor
 
 import contextlib
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils import _pytree as pytree
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
+IMPATIENT = timedelta(seconds=15)  # for ranks that wait for one that has gone
 SMALL = 0.01  # megabytes: a bucket for about each parameter
 
 
@@ -585,6 +587,57 @@ def sharded_by_parameter(rank: int, context: Context) -> Any:
         fully_shard(net, mesh=mesh)
         losses = steps_of(net, rank)
     return [float(a) for a in losses]
+
+
+def _raising(kind: str, everywhere: bool) -> Callable[[int, Context], Any]:
+    """A hook of the program's raises in the third step, on one rank or on each. The rank that raised ends with its own
+    error, and leaves; one that waits for it has an error of the process group's, at the latest when that has no more
+    patience."""
+
+    def program(rank: int, context: Context) -> Any:
+        mine, steps = everywhere or rank == 0, [0]
+
+        def fail(*args: Any) -> None:
+            if mine and steps[0] == 2:
+                raise ValueError("of a hook of mine")
+
+        def prepare(ddp: DDP) -> None:
+            last = list(ddp.parameters())[-2]
+            if kind == "gradient":
+                last.register_hook(fail)
+            elif kind == "accumulated":
+                last.register_post_accumulate_grad_hook(fail)
+            elif kind == "module":
+                ddp.module[-1].register_full_backward_hook(fail)
+            else:
+                ddp.register_comm_hook(None, reduce)
+
+        def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            if kind == "bucket":
+                fail()
+            future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+            return future.then(lambda done: (fail(), done.value()[0] / dist.get_world_size())[1])
+
+        def each(ddp: DDP, at: int) -> int:
+            steps[0] = at + 1
+            return at
+
+        group = dist.new_group(timeout=IMPATIENT)
+        try:
+            return train(rank, context, steps=5, prepare=prepare, each=each, bucket_cap_mb=SMALL, process_group=group)
+        except Exception as error:
+            assert mine is ("of a hook of mine" in str(error)), error
+            return steps[0]
+
+    return program
+
+
+raises_in_gradient = _raising("gradient", False)
+raises_in_accumulated = _raising("accumulated", False)
+raises_in_module = _raising("module", False)
+raises_in_bucket = _raising("bucket", False)
+raises_in_future = _raising("future", False)
+raises_everywhere = _raising("accumulated", True)
 
 
 def refused(rank: int, context: Context) -> Any:

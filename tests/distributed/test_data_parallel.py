@@ -40,7 +40,7 @@ def check(names: list[str], options: dict[str, Any], folder: Path, world: int = 
 
 
 def test_programs_on_two_ranks(tmp_path: Path) -> None:
-    check([*KINDS, *MIXED[:2]], WAIT, tmp_path / "cache")
+    check([*KINDS, *MIXED[:2], "raises_in_gradient", "raises_in_future"], WAIT, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("mode", ["strict"])
