@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .config import Config, OptionError
     from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue, WrongResult
     from .frontends.context.context import current_mode, fused_eager, sync
+    from .frontends.device.registration import register
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
@@ -35,6 +36,7 @@ _HOMES = {
     "expect": "reporting.expecting",
     "explain": "reporting.explaining",
     "fused_eager": "frontends.context.context",
+    "register": "frontends.device.registration",
     "report": "reporting.report",
     "sync": "frontends.context.context",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "expect",
     "explain",
     "fused_eager",
+    "register",
     "report",
     "sync",
 ]

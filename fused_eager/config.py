@@ -79,6 +79,12 @@ class Config:
         "who follows ops that come again: C++ as soon as it is built, in the background where there is a compiler; "
         "Python; or C++, which the program waits for (in mode fused)",
     )
+    platform: str = _row("", "what JAX computes on for the device: tpu, cuda, rocm, cpu; empty: the best it finds")
+    devices: int = _row(0, "devices of the type `tpu`; 0: all that JAX finds (one, where the CPU stands in)", minimum=0)
+    rng: Literal["device", "torch_cpu"] = _row(
+        "device",
+        "which random numbers a device draws: its own, the same on every platform; or those of CPU tensors",
+    )
     report: str = _row("", "file that the event log is written to as the program runs; empty: none")
     cache: str = _row("", "shared stores of compiled regions: URLs, nearest first, with commas; off: keep nothing")
     cache_dir: str = _row("", "folder of this host's compiled regions; empty: fused_eager in the XDG cache folder")

@@ -73,13 +73,14 @@ def test_imports_run_one_way(path: Path) -> None:
 # A module beside them, in fused_eager/ itself, is for all.
 PACKAGES = (
     *("log", "choosing", "memory", "devices", "tracing", "planning", "lowering", "compiling", "follower", "running"),
-    *("recording", "frontends.context", "reporting", "commands"),
+    *("recording", "frontends.context", "frontends.device", "reporting", "commands"),
 )
 RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name != "__main__.py"]
 
 # What is imported of a later one all the same, by module: for types, or once it is asked for.
 LATE = {
     "fused_eager/__init__.py": ("fused_eager",),  # the face of all
+    "fused_eager/tpu.py": ("fused_eager.frontends.device",),  # a name for its registration
     "fused_eager/frontends/context/context.py": ("fused_eager.reporting.writer",),
 }
 

@@ -66,7 +66,7 @@ class Accelerator(Device):
 
     def __init__(self, type: str, index: int, xla: jax.Device):
         self.name = f"{type}:{index}"
-        self.index = index
+        self.type, self.index = type, index
         self.table: Table = {}
         self._xla = xla
         self._is_host = xla.platform == "cpu"
@@ -78,7 +78,7 @@ class Accelerator(Device):
 
     def holds(self, t: torch.Tensor) -> bool:
         """Whether a tensor is on this device."""
-        return t.get_device() == self.index and t.is_privateuseone  # type: ignore[attr-defined]
+        return t.get_device() == self.index and t.device.type == self.type
 
     def new(self, spec: Spec, nbytes: int) -> tuple[torch.Tensor, Buffer]:
         """A tensor over new addresses."""

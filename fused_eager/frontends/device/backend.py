@@ -1,0 +1,386 @@
+"""`torch.tpu`: what programs ask a device's module, under the names that `torch.cuda` and TorchTPU use."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK, nbytes_of
+from . import random
+from .doors import DOORS, Door, set_options
+from .storages import CURRENT
+
+_SYNC = Reason("sync.call", "synchronize")
+
+
+def _index(device: Any = None) -> int:
+    """The number of a device given as one, by name, or not at all."""
+    if device is None:
+        return CURRENT[0]
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != torch._C._get_privateuse1_backend_name():
+            raise ValueError(f"expected a {torch._C._get_privateuse1_backend_name()} device, but got {device!r}")
+        index = CURRENT[0] if named.index is None else named.index
+    if not 0 <= index < len(DOORS):
+        raise RuntimeError(f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1})")
+    return index
+
+
+def _door(device: Any = None) -> Door:
+    return DOORS[_index(device)]
+
+
+def is_available() -> bool:
+    """Whether there is a device."""
+    return bool(DOORS)
+
+
+def is_initialized() -> bool:
+    """Whether the devices can be used; they can from the start."""
+    return True
+
+
+def init() -> None:
+    """Nothing: the devices can be used from the start."""
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return len(DOORS)
+
+
+def current_device() -> int:
+    """The number of the device that is meant where none is named."""
+    return CURRENT[0]
+
+
+def set_device(device: Any) -> None:
+    """Mean this device where none is named."""
+    CURRENT[0] = _index(device)
+
+
+@contextmanager
+def device(device: Any) -> Iterator[None]:
+    """Mean this device in the body, where none is named; None and negative numbers leave it as it is."""
+    before = CURRENT[0]
+    if device is not None and not (isinstance(device, int) and device < 0):
+        CURRENT[0] = _index(device)
+    try:
+        yield
+    finally:
+        CURRENT[0] = before
+
+
+def exchange_device(device: int) -> int:
+    """Mean this device from here on. Returns the one that was meant; a negative number changes nothing."""
+    before = CURRENT[0]
+    if device >= 0:
+        set_device(device)
+    return before
+
+
+def synchronize(device: Any = None) -> None:
+    """Run all that is pending on a device, wait for it, and raise what it has failed with."""
+    _door(device).finish(_SYNC)
+
+
+def get_device_name(device: Any = None) -> str:
+    """What kind of hardware it is."""
+    return str(_door(device).device.xla.device_kind)
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """Name, platform and memory of a device."""
+    xla = _door(device).device.xla
+    total = mem_get_info(device)[1]
+    return types.SimpleNamespace(name=str(xla.device_kind), platform=xla.platform, total_memory=total, id=xla.id)
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """(0, 0): what the number means is CUDA's."""
+    return 0, 0
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """What autocast may compute in."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported() -> bool:
+    """Whether bfloat16 can be computed in."""
+    return True
+
+
+# ---- random numbers ----------------------------------------------------------------------------------------------
+
+
+def manual_seed(seed: int) -> None:
+    """Begin the random numbers of the current device again."""
+    random.GENERATORS[CURRENT[0]].reseed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Begin the random numbers of all devices again."""
+    for generator in random.GENERATORS:
+        generator.reseed(int(seed))
+
+
+def seed() -> int:
+    """Begin the random numbers of the current device with a seed that nobody has chosen. Returns it."""
+    drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+    manual_seed(drawn)
+    return drawn
+
+
+def initial_seed() -> int:
+    """The seed of the current device."""
+    return random.GENERATORS[CURRENT[0]].seed
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """The random state of a device: 16 bytes on the host."""
+    return random.GENERATORS[_index(device)].state
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    """Go on with random numbers where `get_rng_state` was called."""
+    random.GENERATORS[_index(device)].state = new_state
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The random states of all devices."""
+    return [generator.state for generator in random.GENERATORS]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Go on with random numbers where `get_rng_state_all` was called."""
+    for generator, state in zip(random.GENERATORS, new_states, strict=True):
+        generator.state = state
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+def memory_allocated(device: Any = None) -> int:
+    """The bytes of the tensors that live on a device, those that are pending among them."""
+    door = _door(device)
+    with LOCK:
+        return sum(nbytes_of(b.home) for b in door.device.table.values() if b.home is not None and b.is_alive())
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """What JAX says of the device's memory; empty where the platform keeps no account."""
+    found = _door(device).device.xla.memory_stats()
+    return {} if found is None else {str(k): int(v) for k, v in found.items() if isinstance(v, int)}
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """The most bytes that were taken at once, as far as the platform keeps an account of it."""
+    return memory_stats(device).get("peak_bytes_in_use", memory_allocated(device))
+
+
+def memory_reserved(device: Any = None) -> int:
+    """The bytes that the platform has taken from the system."""
+    return memory_stats(device).get("bytes_reserved", memory_allocated(device))
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """The bytes that are free, and all that there are; those of the host where the CPU stands in."""
+    stats = memory_stats(device)
+    total = stats.get("bytes_limit", 0)
+    if total:
+        return total - stats.get("bytes_in_use", 0), total
+    import os
+
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def empty_cache() -> None:
+    """Nothing is kept of tensors that have died."""
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Nothing: the platform's account cannot be reset."""
+
+
+# ---- streams: one queue for each device --------------------------------------------------------------------------
+
+
+class Stream:
+    """The device's queue: a device has one, so that whatever is asked of it happens in order."""
+
+    def __init__(self, device: Any = None, priority: int = 0):
+        self.device_index = _index(device)
+        self.stream_id = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose queue it is."""
+        return torch.device(torch._C._get_privateuse1_backend_name(), self.device_index)
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of it is done."""
+        synchronize(self.device_index)
+
+    def query(self) -> bool:
+        """Whether all that was asked of it is done."""
+        door = DOORS[self.device_index]
+        with LOCK:
+            arrays = [b.array for b in door.device.table.values() if b.array is not None]
+            return not door.stream.nodes and all(a.is_ready() for a in arrays)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing that is asked from here on happens before what was asked of `stream`: of another device it waits."""
+        if stream.device_index != self.device_index:
+            stream.synchronize()
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing that is asked from here on happens before the event."""
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that has happened when all that was asked so far is done."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device_index == self.device_index
+
+    def __hash__(self) -> int:
+        return hash(("stream", self.device_index))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Event:
+    """A point in a device's queue. `enable_timing`: with its time."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self.enable_timing = enable_timing
+        self._arrays: list[Any] | None = None
+        self._time = 0.0
+        self._index = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        """The event happens when all that was asked so far is done. With a time it is waited for."""
+        import time
+
+        self._index = CURRENT[0] if stream is None else stream.device_index
+        door = DOORS[self._index]
+        from ...running import run
+
+        with LOCK:
+            run.flush(door.stream, _SYNC)
+            self._arrays = [b.array for b in door.device.table.values() if b.array is not None]
+        if self.enable_timing:
+            self.synchronize()
+            self._time = time.perf_counter()
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return self._arrays is None or all(a.is_deleted() or a.is_ready() for a in self._arrays)
+
+    def synchronize(self) -> None:
+        """Wait until it has happened."""
+        for a in self._arrays or []:
+            if not a.is_deleted():
+                a.block_until_ready()
+        self._arrays = self._arrays and []
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Nothing that is asked of `stream` from here on happens before the event."""
+        if (CURRENT[0] if stream is None else stream.device_index) != self._index:
+            self.synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to another.
+
+        Raises:
+            RuntimeError: one of them has no time.
+        """
+        if not (self.enable_timing and end.enable_timing):
+            raise RuntimeError("both events must be made with enable_timing=True")
+        if self._arrays is None or end._arrays is None:
+            raise RuntimeError("both events must be recorded before the time between them is asked for")
+        return (end._time - self._time) * 1e3
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The queue of a device."""
+    return Stream(device)
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The queue of a device."""
+    return Stream(device)
+
+
+def set_stream(stream: Stream) -> None:
+    """Nothing: a device has one queue."""
+
+
+@contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """The body's ops go to `stream`: a device has one queue."""
+    yield
+
+
+# ---- modes, as TorchTPU names them -------------------------------------------------------------------------------
+
+
+class EagerMode(enum.Enum):
+    """How ops run, under TorchTPU's names."""
+
+    DEFER_NEVER = "strict"
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = "debug"
+    DEFER_AND_FUSE = "fused"
+
+
+def get_eager_mode() -> EagerMode:
+    """How ops run."""
+    return EagerMode(DOORS[0].stream.config.mode)
+
+
+def set_eager_mode(mode: EagerMode) -> None:
+    """Choose how ops run on all devices, from here on."""
+    set_options(mode=mode.value)
+
+
+@contextmanager
+def eager_mode(mode: EagerMode) -> Iterator[None]:
+    """Choose how ops run in the body."""
+    before = get_eager_mode()
+    set_eager_mode(mode)
+    try:
+        yield
+    finally:
+        set_eager_mode(before)
+
+
+def module(name: str, simulated: bool) -> types.ModuleType:
+    """The module `torch.<name>`."""
+    made = types.ModuleType(f"torch.{name}", __doc__)
+    for key, value in globals().items():
+        if not key.startswith("__") and key not in ("module", "annotations"):
+            setattr(made, key, value)
+    made.is_simulated = simulated  # type: ignore[attr-defined]
+    return made

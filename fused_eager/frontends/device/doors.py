@@ -1,0 +1,181 @@
+"""Doors: one for each device, behind which its ops are recorded in one stream, whichever thread they come from.
+
+Autograd's threads, DataLoader's and the program's own all see the same tensors, and most of them are pending; so the
+stream belongs to the device. What the options say of the mode is said for the process.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.geometry import Geometry
+from fused_eager.fusion_rules.lowering import leaves
+
+from ... import config
+from ...config import Config
+from ...devices.accelerator import Accelerator, AcceleratorBuffer
+from ...log import site
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK, storage_of
+from ...memory.trap import offset_of
+from ...recording import record, rounds
+from ...running import run
+from ...running.island import judge, view
+from ...tracing.opinfo import OpInfo
+from ...tracing.stream import Stream
+
+Tensor = torch.Tensor
+
+
+class Door:
+    """One device, and the stream in which its ops are recorded."""
+
+    def __init__(self, device: Accelerator, options: Config):
+        self.device = device
+        self.stream = Stream(options, device)
+        self.stream.thread = 0  # nobody's: a failed check is told to whoever looks next
+
+    def compute(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record an op, and run it if the mode says so. The caller holds the lock.
+
+        Raises:
+            NotRecorded: it cannot be recorded.
+        """
+        stream = self.stream
+        if stream.unfinished is not None:
+            run.flush(stream, Reason("cut.full", "after an interrupt"))
+        options, before = stream.config, len(stream.nodes)
+        if before and before >= options.max_pending // 2 and rounds.comes_again(stream, info, args, kwargs):
+            run.flush(stream, Reason("cut.full", f"{before} ops, before the one that it began with"))
+            before = 0
+        out = record.record(stream, info, args, kwargs)
+        pending = len(stream.nodes)
+        if options.mode == "fused":
+            if pending >= options.max_pending:
+                run.flush(stream, Reason("cut.full", f"{pending} ops"))
+        elif pending > before:
+            try:
+                run.flush(stream, Reason("mode.single"))
+            except Exception as error:  # of an op before this one, most likely
+                run.withdraw(stream, error)
+                raise
+            if options.mode == "debug":
+                run.wait()
+                run.check()
+        return out
+
+    def buffer_of(self, t: Tensor) -> AcceleratorBuffer:
+        """The buffer of a tensor's storage."""
+        return self.device.buffer(storage_of(t))  # type: ignore[return-value]
+
+    def array_of(self, b: AcceleratorBuffer, reason: Reason) -> Any:
+        """The value of a buffer as an array, which may still be running. The caller holds the lock.
+
+        Raises:
+            LostValue: an op that it depends on has failed.
+            IndexError, ...: a check of something that was run before failed.
+        """
+        if b.stream is not None:
+            run.flush(self.stream, reason)
+        if b.error is None or run.BACKLOG.owed:
+            run.check()
+        if b.error is not None:
+            raise run.lost(b)
+        if b.array is None:
+            b.lift()
+        return b.array
+
+    def value_of(self, t: Tensor, reason: Reason) -> Tensor:
+        """A tensor's value as a view of the host's memory that nobody may write. Waits for it; raises as `array_of`."""
+        with LOCK:
+            home = self.device.fetch(self.array_of(self.buffer_of(t), reason))
+        return self.view_of(t, home)
+
+    def view_of(self, t: Tensor, home: Tensor) -> Tensor:
+        """What a tensor sees of its storage's value, where that is on the host."""
+        return view(home, Geometry(tuple(t.shape), t.stride(), offset_of(t), t.dtype, t.is_conj(), t.is_neg()))
+
+    def replace(self, b: AcceleratorBuffer, home: Tensor) -> None:
+        """Give a storage another value: a dense tensor of the host's, which nobody else writes."""
+        with LOCK:
+            self.stream.pending.pop(b.cdata, None)
+            b.release()
+            b.home, b.origin = (home.dtype, tuple(home.shape)), None
+            b.array = self.device.put(home)
+
+    def finish(self, reason: Reason) -> None:
+        """Run all that is pending and wait for it."""
+        with LOCK:
+            run.flush(self.stream, reason)
+        run.wait()
+        run.check()
+
+
+DOORS: list[Door] = []
+
+
+def is_on_device(t: Tensor) -> bool:
+    """Whether a tensor is on one of the devices."""
+    return not t.is_cpu and t.device.type == DOORS[0].device.type
+
+
+def options_for(given: dict[str, object] | None = None) -> Config:
+    """The options of a device: as the environment says, and nothing is measured against ATen in place, for it has no
+    kernels there."""
+    found = config.resolve(given or {})
+    waits = "wait" if found.compile == "auto" else found.compile
+    return found.replace(native="never", compile=waits, follower="python")
+
+
+def set_options(**given: object) -> None:
+    """Change options of all devices from here on. What is pending runs under those that it was recorded with.
+
+    Raises:
+        OptionError: there is no such option, or it cannot have that value.
+    """
+    for door in DOORS:
+        with LOCK:
+            options = door.stream.config.replace(**given)
+            run.flush(door.stream, Reason("cut.options"))
+            door.stream.config = options
+
+
+def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
+    """The door of an op's first tensor that is on a device; if there is none, that of the device which is named."""
+    for a in leaves([args, kwargs]):
+        if isinstance(a, Tensor) and is_on_device(a):
+            return DOORS[a.get_device()]
+    named = kwargs.get("device")
+    if named is None:
+        return None
+    return DOORS[torch.device(named).index or 0]
+
+
+def told(door: Door, info: OpInfo, why: str) -> None:
+    """Report an op that ATen runs on values that are fetched for it.
+
+    Raises:
+        IslandRefused: the options refuse it.
+    """
+    place = site.here()
+    judge(door.stream.config, info.op, place, why)
+    LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
+
+
+def unseen(body: Callable[..., Any], *args: Any) -> Any:
+    """Call `body` without the collector: finalizers of the program's would find the runtime's work half done."""
+    if not gc.isenabled():
+        return body(*args)
+    gc.disable()
+    try:
+        return body(*args)
+    finally:
+        gc.enable()
+
+
+__all__ = ["DOORS", "Door", "door_of", "is_on_device", "options_for", "set_options", "told", "unseen"]

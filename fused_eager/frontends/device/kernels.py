@@ -1,0 +1,255 @@
+"""Kernels: what torch calls for each op on a device's tensors.
+
+Each op has a kernel of its own and not the one fallback: where there is none, torch takes what is made of other ops
+(`_foreach_add`, `_to_copy`) apart before it asks. What it does with the views, and with ops that have no lowering but a
+form in other ops, is right as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._ops import OpOverload
+
+from fused_eager.fusion_rules.lowering import map_leaves
+
+from ...devices.device import SEEN_AS
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK
+from ...recording.record import NotRecorded
+from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from . import random, storages, transfers
+from .doors import Door, door_of, unseen
+from .transfers import island
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+META = DispatchKeySet(DispatchKey.Meta)
+KEY = "PrivateUse1"
+
+
+def _has(op: OpOverload, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def _is_torchs(op: OpOverload, info: OpInfo) -> bool:
+    """Whether torch itself knows what to do with an op on tensors of any device."""
+    if _has(op, "CompositeImplicitAutograd"):
+        return True
+    if not _has(op, "CompositeExplicitAutograd"):
+        return False
+    if info.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATE, Kind.COMPOSITE):
+        return True
+    if info.kind is Kind.RANDOM:
+        return True
+    return info.kind is Kind.COMPUTE and bool(info.island)
+
+
+def _on_meta(op: OpOverload) -> Callable[..., Any]:
+    """A view, as tensors without memory have it: it looks at nothing but sizes and strides."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return op.redispatch(META, *args, **kwargs)
+
+    return kernel
+
+
+def _brought(door: Door, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of an op as it is recorded: a number that the host has as a tensor, and indices, are brought to the
+    device; a device that is named is the one whose ops are recorded."""
+
+    def enter(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.is_cpu and (leaf.ndim == 0 or _is_index(leaf)):
+            return transfers.to_device(door, leaf)
+        return leaf
+
+    kwargs = {k: SEEN_AS if k == "device" and v is not None else map_leaves(enter, v) for k, v in kwargs.items()}
+    return [map_leaves(enter, a) for a in args], kwargs
+
+
+def _is_index(t: Tensor) -> bool:
+    return t.dtype in (torch.int64, torch.int32, torch.bool, torch.uint8)
+
+
+def _needs_bringing(args: Any, kwargs: dict[str, Any]) -> bool:
+    for a in args:
+        if isinstance(a, Tensor):
+            if a.is_cpu:
+                return True
+        elif type(a) is list or type(a) is tuple:
+            for x in a:
+                if isinstance(x, Tensor) and x.is_cpu:
+                    return True
+    return bool(kwargs)
+
+
+def _recorded(info: OpInfo) -> Callable[..., Any]:
+    """An op that computes."""
+
+    def compute(args: Any, kwargs: dict[str, Any]) -> Any:
+        door = door_of(args, kwargs)
+        if door is None:
+            raise RuntimeError(f"{info.op} was called for a device, and none of its arguments is on one")
+        if _needs_bringing(args, kwargs):
+            args, kwargs = _brought(door, args, kwargs)
+        try:
+            with LOCK:
+                out = door.compute(info, args, kwargs)
+        except NotRecorded as why:
+            out = island(door, info, args, kwargs, str(why))
+        if info.writes_list:
+            # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
+            torch.autograd.graph.increment_version(args[info.written[0]])
+        return out
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return unseen(compute, args, kwargs)
+
+    return kernel
+
+
+def _fetched(info: OpInfo) -> Callable[..., Any]:
+    """An op whose result depends on values, or that is somebody's own."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        door = door_of(args, kwargs)
+        assert door is not None
+        why = "a custom op may do more than compute" if info.kind is Kind.CUSTOM else ""
+        return unseen(island, door, info, args, kwargs, why)
+
+    return kernel
+
+
+def _to_copy(
+    self: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """`to`: on the same device it is an op like others, to another one a transfer."""
+    ours = transfers.is_ours(self)
+    if ours and (device is None or device == self.device or (device.type == self.device.type and device.index is None)):
+        named = {"dtype": dtype, "memory_format": memory_format}
+        return _RECORDED_COPY(self, **{k: v for k, v in named.items() if v is not None})  # type: ignore[no-any-return]
+    value = transfers.to_host(self, Reason("sync.value", "aten._to_copy.default")) if ours else self
+    out = aten._to_copy.default(value, dtype=dtype, layout=layout, memory_format=memory_format)
+    if device is not None and device.type == torch._C._get_privateuse1_backend_name():
+        return transfers.to_device(storages.door(device), out)
+    return out if device in (None, SEEN_AS) else out.to(device)  # type: ignore[no-any-return]
+
+
+_RECORDED_COPY = _recorded(info_of(aten._to_copy.default))
+
+
+def _resize(self: Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    return storages.resize(self, tuple(size), memory_format)
+
+
+def _record_stream(self: Tensor, stream: Any) -> None:
+    """Nothing: a device's memory is not given back before whatever was asked of it has run."""
+
+
+# What is neither recorded nor fetched.
+OWN: dict[str, Callable[..., Any]] = {
+    "aten.empty.memory_format": storages.empty,
+    "aten.empty_strided.default": storages.empty_strided,
+    "aten._to_copy.default": _to_copy,
+    "aten.copy_.default": transfers.copy_,
+    "aten._local_scalar_dense.default": transfers.read_number,
+    "aten.resize_.default": _resize,
+    "aten.record_stream.default": _record_stream,
+}
+
+
+def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
+    """What a device does with an op; None where torch itself knows."""
+    own = OWN.get(str(op)) or random.KERNELS.get(str(op))
+    if own is not None:
+        return own
+    info = info_of(op)
+    if _is_torchs(op, info):
+        return None
+    kind = info.kind
+    if kind is Kind.VIEW or kind is Kind.METADATA:
+        return _on_meta(op) if _has(op, "Meta") else None
+    if kind is Kind.RANDOM:
+        name = RANDOM_UNLESS_ZERO.get(str(op))
+        return random.by_aten(info) if name is None else _unless_zero(info, name)
+    if kind is Kind.COMPUTE:
+        return _recorded(info)
+    if kind in (Kind.VALUES, Kind.CHECK, Kind.CUSTOM):
+        return _fetched(info)
+    return None
+
+
+def _unless_zero(info: OpInfo, name: str) -> Callable[..., Any]:
+    """An op that draws random numbers if the argument `name` is not 0."""
+    at, recorded, drawn = info.names.index(name), _recorded(info), random.by_aten(info)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[at] if at < len(args) else kwargs.get(name, 0)
+        return (drawn if given else recorded)(*args, **kwargs)
+
+    return kernel
+
+
+@functools.cache
+def overloads() -> tuple[OpOverload, ...]:
+    """All overloads of ATen's ops."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            packet = getattr(aten, name.removeprefix("aten::").partition(".")[0], None)
+            op = getattr(packet, name.partition(".")[2] or "default", None)
+            if isinstance(op, OpOverload):
+                found.append(op)
+    return tuple(found)
+
+
+_libraries: list[torch.library.Library] = []  # what is registered lasts as long as these
+_once = threading.Lock()
+
+
+def register() -> int:
+    """Register a kernel for each op, and one for ops of other namespaces. Returns how many."""
+    with _once:
+        if _libraries:
+            return 0
+        lib = torch.library.Library("aten", "IMPL")
+        count = 0
+        for op in overloads():
+            kernel = kernel_for(op)
+            if kernel is not None:
+                lib.impl(op.name().removeprefix("aten::"), kernel, KEY)
+                count += 1
+        rest = torch.library.Library("_", "IMPL")
+        rest.fallback(_fallback, KEY)
+        _libraries.extend((lib, rest))
+        return count
+
+
+def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """An op of another namespace, or one that torch has got since."""
+    return _kernel_of(op)(*args, **kwargs)
+
+
+@functools.cache
+def _kernel_of(op: OpOverload) -> Callable[..., Any]:
+    info = info_of(op)
+    if info.kind is Kind.COMPUTE:
+        return _recorded(info)
+    if info.kind is Kind.VIEW and _has(op, "Meta"):
+        return _on_meta(op)
+    return _fetched(info)
+
+
+__all__ = ["kernel_for", "overloads", "register"]

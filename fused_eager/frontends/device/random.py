@@ -1,0 +1,281 @@
+"""Random numbers on a device: drawn inside the regions, from a seed and a counter.
+
+Each draw takes the next number of the counter. So the same seed gives the same numbers in every mode, at every cut and
+on every platform. They are not those that a CPU tensor gets: with `FUSED_EAGER_RNG=torch_cpu` they are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...memory.buffers import LOCK
+from ...tracing.opinfo import OpInfo, info_of
+from . import transfers
+from .doors import DOORS, Door, door_of, unseen
+
+Tensor = torch.Tensor
+_OPS = torch.ops.fused_eager
+_STATE = struct.Struct("<QQ")  # seed, offset
+_MOST = (1 << 63) - 1
+
+
+class Generator:
+    """The random state of one device: the seed, and how often it has been drawn from."""
+
+    def __init__(self, seed: int):
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin again, with another seed."""
+        self.seed, self.offset = seed & _MOST, 0
+
+    def draw(self) -> tuple[int, int]:
+        """The seed and the counter of the next draw."""
+        self.offset += 1
+        return self.seed, self.offset - 1
+
+    @property
+    def state(self) -> Tensor:
+        """All of it, as 16 bytes on the host."""
+        return torch.frombuffer(bytearray(_STATE.pack(self.seed, self.offset)), dtype=torch.uint8)
+
+    @state.setter
+    def state(self, state: Tensor) -> None:
+        if state.dtype is not torch.uint8 or state.numel() != _STATE.size or not state.is_cpu:
+            raise RuntimeError(
+                f"the random state of a device is a CPU tensor of {_STATE.size} bytes (uint8), not {state.dtype} of "
+                f"{tuple(state.shape)} on {state.device}"
+            )
+        self.seed, self.offset = _STATE.unpack(bytes(state.tolist()))
+
+
+GENERATORS: list[Generator] = []
+
+
+def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None) -> Tensor:
+    seed, offset = GENERATORS[t.get_device()].draw()
+    size = list(t.shape if size is None else size)
+    return _make(DOORS[t.get_device()], op, (size, seed, offset), {} if op is _OPS.random_bits else {"dtype": dtype})
+
+
+def _make(door: Door, op: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    with LOCK:
+        return door.compute(info_of(op.default), args, kwargs)  # type: ignore[no-any-return]
+
+
+def _in_float(t: Tensor) -> torch.dtype:
+    """The dtype in which a draw for a tensor is computed: half types have too few numbers between 0 and 1."""
+    return t.dtype if t.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def uniform(t: Tensor) -> Tensor:
+    """Numbers from [0, 1) in the shape of a tensor."""
+    return _drawn(_OPS.random_uniform, t, _in_float(t))
+
+
+def _floating(t: Tensor, name: str) -> None:
+    if not (t.dtype.is_floating_point or t.dtype.is_complex):
+        raise RuntimeError(f'"{name}" not implemented for \'{_NAMES.get(t.dtype, t.dtype)}\'')
+
+
+_NAMES = {torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+          torch.bool: "Bool"}  # fmt: skip
+
+
+def uniform_(self: Tensor, from_: float = 0, to: float = 1) -> Tensor:
+    _floating(self, "check_uniform_bounds")
+    if from_ > to:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={from_} > to={to}")
+    if self.dtype.is_complex:
+        torch.view_as_real(self).uniform_(from_, to)
+        return self
+    u = uniform(self)
+    if (from_, to) != (0, 1):
+        u = u * (to - from_) + from_
+    return self.copy_(u)
+
+
+def normal_(self: Tensor, mean: float = 0, std: float = 1) -> Tensor:
+    if std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    _floating(self, "normal_kernel_cpu")
+    if self.dtype.is_complex:
+        torch.view_as_real(self).normal_(0, std * math.sqrt(0.5))
+        return self.add_(mean) if mean else self
+    drawn = _drawn(_OPS.random_normal, self, _in_float(self))
+    if std != 1:
+        drawn = drawn * std
+    return self.copy_(drawn + mean if mean else drawn)
+
+
+def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
+    if lambd <= 0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
+    return self.copy_(torch.log1p(-uniform(self)) / -lambd)
+
+
+def log_normal_(self: Tensor, mean: float = 1, std: float = 2) -> Tensor:
+    if std <= 0:
+        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
+    return self.copy_(torch.exp(_drawn(_OPS.random_normal, self, _in_float(self)) * std + mean))
+
+
+def cauchy_(self: Tensor, median: float = 0, sigma: float = 1) -> Tensor:
+    return self.copy_(torch.tan((uniform(self) - 0.5) * math.pi) * sigma + median)
+
+
+def geometric_(self: Tensor, p: float) -> Tensor:
+    if not 0 < p < 1:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
+    return self.copy_(torch.ceil(torch.log1p(-uniform(self)) / math.log1p(-p)).clamp(min=1))
+
+
+def bernoulli_(self: Tensor, p: float = 0.5) -> Tensor:
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
+    return self.copy_(uniform(self) < p)
+
+
+def bernoulli_of(self: Tensor, p: Tensor) -> Tensor:
+    return self.copy_(uniform(self) < p)
+
+
+def bernoulli(self: Tensor) -> Tensor:
+    return (uniform(self) < self).to(self.dtype)
+
+
+def bernoulli_p(self: Tensor, p: float) -> Tensor:
+    return (uniform(self) < p).to(self.dtype)
+
+
+def _integers(self: Tensor, low: int, high: int) -> Tensor:
+    """Whole numbers from [low, high). (What the remainder is off by is less than one in 2^31 for ranges below 2^32.)"""
+    if low >= high:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    bits = _drawn(_OPS.random_bits, self, torch.int64)
+    span = high - low
+    return self.copy_((bits % span if span <= _MOST else bits) + low)
+
+
+def random_from(self: Tensor, from_: int, to: int | None) -> Tensor:
+    return _integers(self, from_, _top(self) if to is None else to)
+
+
+def random_to(self: Tensor, to: int) -> Tensor:
+    return _integers(self, 0, to)
+
+
+def random_(self: Tensor) -> Tensor:
+    return _integers(self, 0, _top(self))
+
+
+def _top(t: Tensor) -> int:
+    """One more than the largest whole number that a tensor's dtype holds, with all below it."""
+    if t.dtype.is_floating_point:
+        return int(2 ** (-math.log2(torch.finfo(t.dtype).eps) + 1)) + 1
+    return 2 if t.dtype is torch.bool else min(torch.iinfo(t.dtype).max + 1, _MOST)
+
+
+def randperm_out(n: int, *, out: Tensor) -> Tensor:
+    bits = _drawn(_OPS.random_bits, out, torch.int64, (n,))
+    out.resize_(n)
+    return out.copy_(torch.argsort(bits))
+
+
+def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False or input.numel() == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    mask = uniform(input) >= p
+    return torch.where(mask, input * (1 / (1 - p)), 0.0).to(input.dtype), mask
+
+
+def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    rows = self if self.ndim == 2 else self[None]
+    if replacement or num_samples == 1:
+        total = torch.cumsum(rows.to(torch.float32), -1)
+        drawn = _drawn(_OPS.random_uniform, self, torch.float32, (rows.shape[0], num_samples))
+        out = torch.searchsorted(total, drawn * total[:, -1:], right=True).clamp(max=rows.shape[1] - 1)
+    else:
+        # The largest of p / q, q exponential (Efraimidis, Spirakis, "Weighted random sampling with a reservoir", 2006).
+        q = -torch.log1p(-_drawn(_OPS.random_uniform, self, torch.float32, rows.shape))
+        out = torch.topk(rows / q, num_samples, dim=-1).indices
+    return out if self.ndim == 2 else out[0]
+
+
+# By overload: how a device draws; each takes what the op does but for `generator`.
+_OWN: dict[str, Callable[..., Any]] = {
+    "aten.uniform_.default": uniform_,
+    "aten.normal_.default": normal_,
+    "aten.exponential_.default": exponential_,
+    "aten.log_normal_.default": log_normal_,
+    "aten.cauchy_.default": cauchy_,
+    "aten.geometric_.default": geometric_,
+    "aten.bernoulli_.float": bernoulli_,
+    "aten.bernoulli_.Tensor": bernoulli_of,
+    "aten.bernoulli.default": bernoulli,
+    "aten.bernoulli.p": bernoulli_p,
+    "aten.random_.from": random_from,
+    "aten.random_.to": random_to,
+    "aten.random_.default": random_,
+    "aten.native_dropout.default": native_dropout,
+    "aten.multinomial.default": multinomial,
+}
+
+
+def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    packet, _, overload = name.removeprefix("aten.").partition(".")
+    info = info_of(getattr(getattr(torch.ops.aten, packet), overload))
+    of_host = by_aten(info)
+
+    def kernel(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        if generator is not None or DOORS[0].stream.config.rng == "torch_cpu":
+            return of_host(*args, generator=generator, **kwargs)
+        # A schema calls `from` what Python cannot.
+        return body(*args, **{"from_" if k == "from" else k: v for k, v in kwargs.items()})
+
+    return kernel
+
+
+def _randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
+    if generator is not None or DOORS[0].stream.config.rng == "torch_cpu":
+        return out.resize_(n).copy_(torch.randperm(n, generator=generator))
+    return randperm_out(n, out=out)
+
+
+def by_aten(info: OpInfo) -> Callable[..., Any]:
+    """Have ATen draw on the host: with the program's own generator, or one that a draw of the device's seeds."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        door = door_of(args, kwargs)
+        assert door is not None
+        if kwargs.get("generator") is None and door.stream.config.rng == "device":
+            seed, offset = GENERATORS[door.device.index].draw()
+            made = torch.Generator().manual_seed((seed ^ (offset * 0x9E3779B97F4A7C15)) & _MOST)
+            if "generator" in info.names:
+                kwargs = {**kwargs, "generator": made}
+            else:
+                state = torch.default_generator.get_state()
+                torch.default_generator.manual_seed(made.initial_seed())
+                try:
+                    return unseen(transfers.island, door, info, args, kwargs, _WHY)
+                finally:
+                    torch.default_generator.set_state(state)
+        return unseen(transfers.island, door, info, args, kwargs, _WHY)
+
+    return kernel
+
+
+_WHY = "the device has no form of it that draws"
+KERNELS: dict[str, Callable[..., Any]] = {
+    **{name: _kernel(name, body) for name, body in _OWN.items()},
+    "aten.randperm.generator_out": _randperm,
+    "aten.randperm.out": _randperm,
+}
+__all__ = ["GENERATORS", "KERNELS", "Generator", "by_aten"]

@@ -1,0 +1,161 @@
+"""Registering the device: its name, its module, what torch asks a backend in Python, and a kernel for each op.
+
+Nothing of it happens on import: `register` is called, or `fused_eager.tpu` imported, and then the process has the
+device to its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import Any
+
+import jax
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
+
+from ...config import resolve
+from ...devices.accelerator import Accelerator
+from ...errors import FusedEagerError
+from . import backend, kernels, random, storages
+from .doors import DOORS, Door, options_for
+
+_once = threading.RLock()
+_registered: list[str] = []
+DEFAULT = "tpu"
+
+
+def register(name: str = DEFAULT) -> int:
+    """Give this process the device type `name`. Does nothing if it has it already.
+
+    Arguments:
+        name: what programs call it: `torch.device(name)`, `model.to(name)`, `torch.<name>`. One for each process.
+
+    Returns:
+        How many devices there are.
+
+    Raises:
+        FusedEagerError: the process has a device of another name, or another library has registered one; or JAX was
+            started with fewer devices than are asked for.
+    """
+    with _once:
+        if _registered:
+            if _registered != [name]:
+                raise FusedEagerError(
+                    f"this process has the device {_registered[0]!r} already, and can have no other: {name!r} was asked"
+                )
+            return len(DOORS)
+        taken = torch._C._get_privateuse1_backend_name()
+        if taken not in ("privateuseone", name) or hasattr(torch, name):
+            raise FusedEagerError(f"another library has registered the device {taken!r}; one for each process is all")
+        devices = _devices()
+        options = options_for()
+        seed = torch.initial_seed()
+        for index, xla in enumerate(devices):
+            DOORS.append(Door(Accelerator(name, index, xla), options))
+            random.GENERATORS.append(random.Generator(seed))
+        module = backend.module(name, _simulates())
+        setup(name, module, _Hooks(), _Guard())
+        _patch()
+        kernels.register()
+        _registered.append(name)
+        platform = devices[0].platform
+        kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
+        print(f"{name}: {len(devices)} device{'s' * (len(devices) > 1)}, {kind}", file=sys.stderr)
+        return len(devices)
+
+
+def _simulates() -> bool:
+    return DOORS[0].device.xla.platform == "cpu"
+
+
+def _devices() -> list[Any]:
+    """The devices of JAX's that do the work, as the options say."""
+    options = resolve()
+    count = options.devices
+    platform = options.platform or _best()
+    if platform == "cpu" and count:
+        if not _has_started():
+            jax.config.update("jax_num_cpu_devices", count)
+        found = jax.devices("cpu")
+        if len(found) < count:
+            raise FusedEagerError(
+                f"{count} devices were asked for (FUSED_EAGER_DEVICES), and JAX was started with {len(found)}: "
+                "register the device before anything uses JAX, or start JAX with jax_num_cpu_devices"
+            )
+        return found[:count]
+    try:
+        found = jax.devices(platform)
+    except RuntimeError as error:
+        raise FusedEagerError(f"option 'platform' is {platform!r}, which JAX cannot start: {error}") from error
+    return found[: count or len(found)]
+
+
+def _has_started() -> bool:
+    return bool(jax._src.xla_bridge._backends)
+
+
+def _best() -> str:
+    try:
+        return str(jax.devices()[0].platform)
+    except RuntimeError:
+        return "cpu"
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """What torch asks of an accelerator."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    """Which type of device it is; from Python torch takes no more of a guard."""
+
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _patch() -> None:
+    """What torch has no hook for, of a device that is registered in Python alone."""
+    graph = torch.autograd.graph
+    run = graph._engine_run_backward
+
+    @functools.wraps(run)
+    def in_this_thread(*args: Any, **kwargs: Any) -> Any:
+        # The engine has a thread for each device that the guard knows of, and that is one; with another it asserts.
+        # All ops of a device end up in one queue anyway.
+        before = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            torch._C._set_multithreading_enabled(before)
+
+    graph._engine_run_backward = in_this_thread
+    torch.autograd._engine_run_backward = in_this_thread  # type: ignore[attr-defined]
+
+    new = torch.UntypedStorage.__new__
+
+    def made(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        # torch would ask the device's allocator, which a backend in Python cannot have, and end the process.
+        kind = None if device is None else torch.device(device)
+        if kind is None or kind.type != _registered[0]:
+            named = {} if device is None else {"device": device}
+            return new(cls, *args, **named, **kwargs)
+        index = storages.CURRENT[0] if kind.index is None else kind.index
+        if args and not isinstance(args[0], int):
+            host = new(cls, *args, **kwargs)
+            made = storages.untyped(host.nbytes(), index)
+            made.copy_(host)
+            return made
+        return storages.untyped(args[0] if args else int(kwargs.get("size", 0)), index)
+
+    torch.UntypedStorage.__new__ = made  # type: ignore[method-assign,assignment]

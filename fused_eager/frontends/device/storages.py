@@ -1,0 +1,108 @@
+"""Storages of a device: made without values, resized, and made by Python's own constructor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.geometry import home_shape, is_dense
+from fused_eager.fusion_rules.spec import Spec, contiguous_strides
+
+from ...devices.accelerator import AcceleratorBuffer
+from ...devices.device import SEEN_AS
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK, storage_of
+from ...memory.trap import offset_of, swap_memory
+from .doors import DOORS, Door
+
+Tensor = torch.Tensor
+
+
+def door(device: Any) -> Door:
+    """The door of a device given as a value or by name; of the current one where no number is named."""
+    index = None if device is None else torch.device(device).index
+    return DOORS[CURRENT[0] if index is None else index]
+
+
+CURRENT = [0]  # the device that is meant where none is named
+
+
+def empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """A tensor that nobody has written. It holds zeros, which are made once somebody reads them."""
+    dtype = dtype or torch.get_default_dtype()
+    size, stride = tuple(size), tuple(stride)
+    of = door(device).device
+    if any(n < 0 for n in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    t = of.empty(size, stride, dtype)
+    spec = Spec(size, dtype, stride, SEEN_AS)
+    shape = home_shape(spec) if is_dense(size, stride) else (storage_of(t).nbytes() // dtype.itemsize,)
+    with LOCK:
+        b = AcceleratorBuffer(storage_of(t), of, (dtype, shape))
+        b.table[b.cdata] = b
+    return t
+
+
+def empty(
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """The same, laid out as `memory_format` says."""
+    size = tuple(size)
+    stride = contiguous_strides(size)
+    if memory_format not in (None, torch.contiguous_format):
+        stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
+    return empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def resize(t: Tensor, size: tuple[int, ...], memory_format: torch.memory_format | None) -> Tensor:
+    """`resize_`: in a storage that is large enough, or has been given more addresses."""
+    like = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+    stride = like.stride()
+    needed = 0
+    if 0 not in size:
+        needed = (1 + offset_of(t) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * t.itemsize
+    storage = storage_of(t)
+    if needed > storage.nbytes():
+        grow(storage, needed)
+    if tuple(t.shape) != size or memory_format is not None:
+        torch.ops.aten.as_strided_.default(t, size, stride, offset_of(t))
+    return t
+
+
+def grow(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Give a storage of a device so many bytes; what it holds stays, and zeros follow."""
+    found = DOORS[storage.device.index or 0]
+    device = found.device
+    with LOCK:
+        b = device.buffer(storage)
+        assert isinstance(b, AcceleratorBuffer)
+        held = device.fetch(found.array_of(b, Reason("sync.memory", "resize_"))).reshape(-1).view(torch.uint8)
+        home = torch.zeros(nbytes, dtype=torch.uint8)
+        kept = min(nbytes, held.numel())
+        home[:kept] = held[:kept]
+        if b.home is not None and nbytes % b.home[0].itemsize == 0:
+            home = home.view(b.home[0])
+        other = storage_of(device.empty((nbytes,), (1,), torch.uint8))
+        swap_memory(storage, other)
+        found.replace(b, home)
+
+
+def untyped(nbytes: int, index: int) -> torch.UntypedStorage:
+    """A storage of so many bytes."""
+    return storage_of(empty_strided((nbytes,), (1,), dtype=torch.uint8, device=torch.device(DOORS[index].device.name)))
+

@@ -1,0 +1,153 @@
+"""Transfers: values put on a device and fetched from it, and ops that ATen runs on what was fetched (islands)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.geometry import home_shape, is_dense
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
+from fused_eager.fusion_rules.spec import Spec, contiguous_strides
+
+from ...devices.device import SEEN_AS
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK, storage_of
+from ...quiet import as_eager
+from ...tracing.opinfo import Kind, OpInfo, info_of
+from .doors import DOORS, Door, is_on_device, told
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+def is_ours(value: Any) -> bool:
+    """Whether a value is a tensor on one of the devices."""
+    return isinstance(value, Tensor) and is_on_device(value)
+
+
+def _dense(t: Tensor) -> tuple[Tensor, Spec]:
+    """A tensor of the host's as its home, in memory of its own, and what it looks like from outside."""
+    if t.is_conj() or t.is_neg() or not is_dense(tuple(t.shape), t.stride()):
+        t = t.resolve_conj().resolve_neg().contiguous()
+    spec = Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS)
+    shape = home_shape(spec)
+    return t.as_strided(shape, contiguous_strides(shape)).clone(), spec
+
+
+def to_device(door: Door, t: Tensor) -> Tensor:
+    """A copy of a tensor of the host's on a device."""
+    with as_eager():
+        home, spec = _dense(t)
+    with LOCK:
+        made, b = door.device.new(spec, home.nbytes)
+        b.table[b.cdata] = b
+        door.replace(b, home)  # type: ignore[arg-type]
+    return made
+
+
+def to_host(t: Tensor, reason: Reason) -> Tensor:
+    """A tensor's value on the host, which nobody may write."""
+    return DOORS[t.get_device()].value_of(t, reason)
+
+
+def _fill(door: Door, t: Tensor, value: Tensor) -> None:
+    """Write a tensor of the host's into one of the device's, of the same shape."""
+    b = door.buffer_of(t)
+    whole = t.numel() * t.itemsize == storage_of(t).nbytes() and not (t.is_conj() or t.is_neg())
+    if whole and is_dense(tuple(t.shape), t.stride()):
+        with as_eager():
+            laid = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(value)
+        shape = home_shape(Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS))
+        door.replace(b, laid.as_strided(shape, contiguous_strides(shape)))
+        return
+    with as_eager():
+        value = value.to(t.dtype)
+    with LOCK:
+        door.compute(_COPY, (t, to_device(door, value)), {})
+
+
+_COPY = info_of(aten.copy_.default)
+
+
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """`copy_` between a device and the host, or two devices."""
+    if not is_ours(self):
+        self.copy_(to_host(src, Reason("sync.value", "aten.copy_.default")))
+        return self
+    door = DOORS[self.get_device()]
+    if is_ours(src) and src.get_device() == self.get_device():
+        with LOCK:
+            return door.compute(_COPY, (self, src), {})  # type: ignore[no-any-return]
+    value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
+    _fill(door, self, value.expand(self.shape))
+    return self
+
+
+def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
+    """Have ATen run an op on fetched values, and put what it returns and writes on the device.
+
+    Raises:
+        IslandRefused: the options refuse it.
+        Exception: whatever eager raises.
+    """
+    if info.kind is not Kind.VALUES and info.kind is not Kind.CHECK:
+        told(door, info, why)
+    code = "sync.value" if info.kind in (Kind.VALUES, Kind.CHECK) else "sync.island"
+    reason = Reason(code, f"{info.op}: {why}" if why else str(info.op))
+    given = [*args, *(kwargs.get(n) for n in info.names[len(args) :])]
+    written = [t for i in info.written if i < len(given) for t in leaves([given[i]]) if is_ours(t)]
+    homes: dict[int, Tensor] = {}  # of the storages that are written, by address
+    twins: dict[int, tuple[Tensor, Tensor]] = {}  # of the program's tensors: those that ATen sees
+    with LOCK:
+        for t in written:
+            b = DOORS[t.get_device()].buffer_of(t)
+            if b.cdata not in homes:
+                of = DOORS[t.get_device()]
+                homes[b.cdata] = of.device.fetch(of.array_of(b, reason)).clone()
+
+    def enter(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) and leaf.type == torch._C._get_privateuse1_backend_name():
+            return SEEN_AS
+        if not is_ours(leaf):
+            return leaf
+        if id(leaf) not in twins:
+            of = DOORS[leaf.get_device()]
+            home = homes.get(storage_of(leaf)._cdata)
+            twins[id(leaf)] = leaf, of.value_of(leaf, reason) if home is None else of.view_of(leaf, home)
+        return twins[id(leaf)][1]
+
+    with as_eager():
+        out = info.op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+    for t in written:
+        _take_back(t, twins[id(t)][1], homes)
+    back = {id(twin): t for t, twin in twins.values()}
+
+    def leave(leaf: Any) -> Any:
+        return back.get(id(leaf)) if id(leaf) in back else to_device(door, leaf) if _is_plain(leaf) else leaf
+
+    return map_leaves(leave, out)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device == SEEN_AS
+
+
+def _take_back(t: Tensor, twin: Tensor, homes: dict[int, Tensor]) -> None:
+    """Give a tensor what has been written into its twin."""
+    door = DOORS[t.get_device()]
+    if tuple(twin.shape) != tuple(t.shape):  # an `out=` that ATen has resized
+        t.resize_(twin.shape)
+        _fill(door, t, twin)
+        return
+    b = door.buffer_of(t)
+    home = homes.pop(b.cdata, None)
+    if home is not None:
+        door.replace(b, home)
+
+
+def read_number(t: Tensor) -> Any:
+    """The number in a tensor of one element."""
+    LOG.count("sync aten._local_scalar_dense.default")
+    return aten._local_scalar_dense.default(to_host(t, Reason("sync.value", "aten._local_scalar_dense.default")))

@@ -1,0 +1,71 @@
+"""Random numbers drawn inside a region: counter-based, so that they depend on nothing but `seed` and `offset`.
+
+The ops are our own (namespace `fused_eager`): an accelerator has no generator of ATen's. Both numbers are inputs of the
+region, so another seed compiles nothing, and a draw is the same in every mode, at every cut and on every platform.
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011), as `jax.random` has it
+(Threefry-2x32).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from .lowering import Context
+from .rule import OpClass, rule
+from .spec import JAX_DTYPE
+
+_LIBRARY = torch.library.Library("fused_eager", "FRAGMENT")
+_SCHEMAS = (
+    "random_uniform(int[] size, int seed, int offset, *, ScalarType dtype) -> Tensor",
+    "random_normal(int[] size, int seed, int offset, *, ScalarType dtype) -> Tensor",
+    "random_bits(int[] size, int seed, int offset) -> Tensor",
+)
+
+
+def _enter(schema: str) -> None:
+    name = _LIBRARY.define(schema).removeprefix("fused_eager::")
+
+    def shape_of(size: list[int], seed: int, offset: int, *, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """What the op returns, without its values: they are drawn where it is compiled, and nowhere else."""
+        return torch.empty(size, dtype=dtype)
+
+    _LIBRARY.impl(name, shape_of, "CompositeExplicitAutograd")
+
+
+for _schema in _SCHEMAS:
+    _enter(_schema)
+
+
+def _key(seed: Any, offset: Any) -> Any:
+    """The key of one draw: each `offset` of a `seed` has its own."""
+    words = [lax.convert_element_type(lax.shift_right_logical(seed, jnp.int64(n)), jnp.uint32) for n in (32, 0)]
+    key = jax.random.wrap_key_data(jnp.stack(words), impl="threefry2x32")
+    low, high = (lax.convert_element_type(lax.shift_right_logical(offset, jnp.int64(n)), jnp.uint32) for n in (0, 32))
+    return jax.random.fold_in(jax.random.fold_in(key, low), high)
+
+
+@rule("fused_eager.random_uniform.default", OpClass.FACTORY, hoist=["seed", "offset"])
+def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
+    """Numbers from [0, 1)."""
+    dtype = JAX_DTYPE[cx.out[0].dtype]
+    return jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
+
+
+@rule("fused_eager.random_normal.default", OpClass.FACTORY, hoist=["seed", "offset"])
+def random_normal(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
+    """Numbers of the standard normal distribution; complex ones have a variance of 1 altogether, as ATen's."""
+    dtype = JAX_DTYPE[cx.out[0].dtype]
+    return jax.random.normal(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
+
+
+@rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"])
+def random_bits(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
+    """Whole numbers from [0, 2^63)."""
+    bits = jax.random.bits(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, jnp.uint64)
+    return lax.convert_element_type(lax.shift_right_logical(bits, jnp.uint64(1)), jnp.int64)
