@@ -110,6 +110,13 @@ CODES: dict[str, Code] = {
             "with fused_eager():\n    for x in data:\n        step(x)",
         ),
         Code(
+            "cut.graph",
+            "a graph of torch.compile's ended",
+            "none needed: a natural cut",
+            "torch.compile(model, backend=\"fused_eager\")(x)",
+            "torch.compile(model, backend=\"fused_eager\")(x)  # nothing to change: a graph is run as a whole",
+        ),
+        Code(
             "cut.options",
             "a nested context changed the options",
             "use one context where speed matters",

@@ -90,7 +90,7 @@ def _write(stream: Stream, t: Tensor, view: View, use: Use) -> Result:
     return result
 
 
-def _defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[Result], undo: Undo) -> Any:
+def defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[Result], undo: Undo) -> Any:
     """Make a call's results pending. Returns what it returns."""
     fresh = [new_tensor(stream, o, r.vid, undo) for o, r in zip(call.outputs, results)]  # noqa: B905 (a prefix)
     for i, result in zip(call.written, results[len(fresh) :], strict=True):
@@ -112,6 +112,25 @@ def _forgive(stream: Stream, info: OpInfo, t: Tensor, view: View) -> None:
         b.release()
 
 
+def taken(
+    stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], scalars: list[Any]
+) -> tuple[Any, ...]:
+    """Take a call apart into `tensors` and hoisted `scalars`. Returns the rest, which is its structure.
+
+    Raises:
+        Foreign, TypeError: an argument is none that can be recorded.
+    """
+    parts: list[Any] = [info.number, torch.get_default_dtype()]
+    hoisted, device = info.hoisted, stream.device
+    for i, a in enumerate(args):
+        take(a, i in hoisted, parts, tensors, scalars, device)
+    if kwargs:
+        for name in sorted(kwargs):
+            parts.append(name)
+            take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars, device)
+    return tuple(parts)
+
+
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record one call and return its outputs; or, where that cannot be, run it natively now."""
     if not stream.nodes:
@@ -120,18 +139,11 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         out = follow(stream, info, args, kwargs)
         if out is not MISS:
             return out
-    parts: list[Any] = [info.number, torch.get_default_dtype()]
     tensors: list[Tensor] = []
     scalars: list[Any] = []
-    hoisted = info.hoisted
+    key: tuple[Any, ...] = ()
     try:
-        for i, a in enumerate(args):
-            take(a, i in hoisted, parts, tensors, scalars, stream.device)
-        if kwargs:
-            for name in sorted(kwargs):
-                parts.append(name)
-                take(kwargs[name], info.names.index(name) in hoisted, parts, tensors, scalars, stream.device)
-        key = tuple(parts)
+        key = taken(stream, info, args, kwargs, tensors, scalars)
         call = CALLS.get(key)
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
         call = Unknown(str(error))
@@ -215,25 +227,18 @@ def _first_time(stream: Stream, info: OpInfo, call: Call, key: Hashable, args: A
     return out
 
 
-def _append(
+def node_of(
     stream: Stream,
     info: OpInfo,
     call: Call,
-    args: Any,
-    kwargs: dict[str, Any],
     tensors: list[Tensor],
     scalars: list[Any],
-    undo: Undo,
-    out: Any = MISS,
-) -> Any:
-    """Record a call. `out` is what it has returned, if it has been run."""
+    place: tuple[Any, ...] | None,
+    operands: list[Operand],
+) -> Node:
+    """The node of a call: what it reads of the stream's values, which go to `operands`, and what it makes."""
     uses: list[Use] = []
-    operands: list[Operand] = []
     signature: list[Any] = [call.structure]
-    for i in call.written:
-        _forgive(stream, info, tensors[i], call.views[i])
-    if stream.witnessed and out is MISS:
-        witness.fetch(stream, tensors)
     for t, view in zip(tensors, call.views, strict=True):
         operand = _operand(stream, t, view)
         operands.append(operand)
@@ -250,8 +255,7 @@ def _append(
         result = _write(stream, tensors[i], call.views[i], uses[i])
         signature.append((result.base, result.home, result.geometry.offset))  # the first operand's says if it moves
         results.append(result)
-    place = site.here()
-    node = Node(
+    return Node(
         info.number,
         info.op,
         info.twin,
@@ -264,6 +268,28 @@ def _append(
         tuple(signature),
         place,
     )
+
+
+def _append(
+    stream: Stream,
+    info: OpInfo,
+    call: Call,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    scalars: list[Any],
+    undo: Undo,
+    out: Any = MISS,
+) -> Any:
+    """Record a call. `out` is what it has returned, if it has been run."""
+    for i in call.written:
+        _forgive(stream, info, tensors[i], call.views[i])
+    if stream.witnessed and out is MISS:
+        witness.fetch(stream, tensors)
+    operands: list[Operand] = []
+    place = site.here()
+    node = node_of(stream, info, call, tensors, scalars, place, operands)
+    results = node.results
     step = Step(info, call, node, tuple(operands), stream.vids, len(stream.nodes) + 1)
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     expected = stream.expected()
@@ -277,7 +303,7 @@ def _append(
     else:
         if not stream.nodes:
             lift_inputs(stream)
-        out = _defer(stream, call, tensors, results, undo)
+        out = defer(stream, call, tensors, results, undo)
     stream.nodes.append(node)
     stream.went(known)
     stream.strayed = known is step and stream.device.has_memory and lengths.strays(stream, expected, step)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import time
+import weakref
 from collections.abc import Hashable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -76,6 +78,31 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
     stream.spell.saw(stable, ready.shapes if ready.unstable else None)
     return ready
+
+
+@dataclass(eq=False)
+class Kept:
+    """What runs a stream that was recorded ahead: kept by whoever will run it, and let go of where `forget` says so."""
+
+    ready: Ready | None = None
+
+    def fill(self, work: Work) -> Ready:
+        """Make it, and wait for that."""
+        _make_room()
+        began = time.perf_counter()
+        ready = _make_ready(work)
+        if work.donatable and any(r.how != "xla" for r in ready.plan.regions):
+            # What an island raises leaves what was to be overwritten as it is.
+            ready = _make_ready(replace(work, donatable=frozenset()))
+        if time.perf_counter() - began > LONG:
+            heap.give_back()
+        heap.WATCH.stir()
+        self.ready = ready
+        _KEPT.add(self)
+        return ready
+
+
+_KEPT: weakref.WeakSet[Kept] = weakref.WeakSet()
 
 
 def is_compiled(at: Step) -> bool:
@@ -176,6 +203,8 @@ def forget() -> None:
     EXECUTABLES.clear()
     lengths.forget()
     forget_loaded()
+    for kept in list(_KEPT):
+        kept.ready = None
     for step in MEMORY.steps():  # streams that are under way, or wait for their first op, hold on to the tree
         step.ready.clear()
     MEMORY.forget()

@@ -183,6 +183,21 @@ def flush(stream: Stream, reason: Reason) -> None:
             stream.reset()
 
 
+def run_ahead(stream: Stream, ready: Ready, donatable: frozenset[int], reason: Reason) -> dict[int, Any]:
+    """Run a stream that was recorded and planned ahead, under the runtime's lock: its inputs are in native memory, and
+    no storage waits for its values. Returns those, their checks passed.
+
+    Raises:
+        Exception: what an op raised, with eager's type.
+    """
+    execution = Execution(stream, ready, [], donatable, reason)
+    execution.advance()
+    if execution.run.flags:
+        BACKLOG.runs.append(execution.run)
+        check()
+    return execution.values
+
+
 def withdraw(stream: Stream, error: Exception) -> None:
     """Take back what is pending in a stream: the calls that recorded it raise `error`, so they have not happened."""
     with LOCK:
@@ -419,5 +434,5 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
 # The first line: what other modules know from here of `backlog`.
 __all__ = [
     *("BACKLOG", "check", "lost", "wait"),
-    *("flush", "give_up", "hand_over", "peek", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
+    *("flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
 ]

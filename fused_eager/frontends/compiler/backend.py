@@ -1,0 +1,87 @@
+"""Backend: what `torch.compile(model, backend="fused_eager")` calls with a graph.
+
+AOTAutograd makes of it a graph forward and one backward, without mutations and views of inputs, and chooses by a minimal
+cut what is kept for the backward pass and what is computed again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from ...compiling.caching import keeper
+from ...config import Config, OptionError, resolve
+from ...memory import heap
+from .graphs import CompiledGraph
+
+# torch's own words for how much a compiler may do, and the options they stand for.
+MODES: dict[str, dict[str, Any]] = {
+    "default": {"compile": "wait"},
+    "reduce-overhead": {"compile": "wait"},
+    "max-autotune": {},  # heavy calls are measured, and left to ATen where that is faster
+    "max-autotune-no-cudagraphs": {},
+}
+
+
+def configured(mode: str | None, options: Mapping[str, Any] | None) -> Config:
+    """The options of a compiled function.
+
+    Raises:
+        OptionError: a mode or an option that there is not, or a value that is not allowed.
+    """
+    if (mode or "default") not in MODES:
+        raise OptionError(f"there is no mode {mode!r} of torch.compile's; allowed: {', '.join(MODES)}")
+    return resolve({**MODES[mode or "default"], **(options or {})})
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ATen's kernel for the host does, and in the order in which it draws. The mask alone is drawn by torch."""
+    if x.numel() == 0 or train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = torch.ops.aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: _dropout}
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of torch calls for tensors of the host's memory: the backend `fused_eager`.
+
+    Args:
+        mode: torch's own: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
+        options: any of those that `python -m fused_eager config` lists.
+
+    Raises:
+        OptionError: a mode or an option that there is not.
+    """
+    config = configured(mode, options)
+    keeper(config)
+    heap.share_arena()
+
+    def compiled(backward: bool) -> Callable[..., Any]:
+        def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+            return CompiledGraph(graph, config, backward)
+
+        return compile
+
+    make = aot_autograd(
+        fw_compiler=compiled(False),
+        bw_compiler=compiled(True),
+        inference_compiler=compiled(False),
+        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="fused_eager"),
+        decompositions=DECOMPOSITIONS,
+        keep_inference_input_mutations=True,
+    )
+    return make(graph, inputs)

@@ -1,0 +1,388 @@
+"""Capture: a graph of ATen calls is recorded ahead, on tensors that stand for values, and becomes a program.
+
+A stand-in is an ordinary tensor whose memory nobody reads. Views of it are made by torch, so what is a view of what is
+torch's own answer; computations are recorded by what records them at the first door (`recording.ahead`). What only
+torch can run becomes a call between two stages, or before the stage where it needs nothing of it: so random numbers are
+drawn in the order of the program, and cut nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.geometry import Geometry, is_dense
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+
+from ...config import Config
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...log.site import Place, describe, here
+from ...memory import trap, unwritten
+from ...memory.buffers import LOCK, storage_of
+from ...planning.plan import Work
+from ...quiet import unobserved
+from ...recording.ahead import Refused, forget, record_ahead
+from ...running.island import judge
+from ...running.load import homes_of_values
+from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from ...tracing.stream import NativeInput, Stream
+from .program import Call, Fetch, Program, Stage, free_slots, mapped
+
+Tensor = torch.Tensor
+END = "cut.graph"
+
+
+class Unfit(Exception):
+    """A graph that cannot be recorded ahead; the text says why."""
+
+
+class Opaque(NamedTuple):
+    """What stands for a value that is no dense tensor of the host's."""
+
+    slot: int
+
+
+class _Code(NamedTuple):
+    """The part of a code object that a line of a report needs."""
+
+    co_filename: str
+    co_name: str
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+# Draws that look at no value of their operand: its shape and dtype say all.
+_VALUELESS = frozenset(
+    {"aten::bernoulli.p", "aten::uniform", "aten::normal_functional", "aten::exponential", "aten::geometric",
+     "aten::log_normal", "aten::cauchy", "aten::random", "aten::random.from", "aten::random.to"}
+)  # fmt: skip
+
+
+def place_of(node: Node, caller: tuple[Any, ...] | None) -> Place | None:
+    """The line of the program that a node of a graph came from; `caller`, which calls the graph, where nobody knows."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames and caller is None:
+        return None
+    file, line, function = frames[-1] if frames else (caller[0].co_filename, caller[1], caller[0].co_name)  # type: ignore[index]
+    modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
+    path = modules[-1][0] if modules and isinstance(modules[-1], tuple) else ""
+    path = re.sub(r"L\['self'\]|\._modules|_buffers|_parameters|['\"]", "", str(path))
+    path = re.sub(r"\[(\w+)\]", r".\1", path).strip(".").replace("..", ".")
+    backward = node.meta.get("partitioner_tag") == "is_backward"
+    return Place(_Code(file, function.strip()), int(line), path, backward, None)  # type: ignore[arg-type]
+
+
+class Capture:
+    """The recording of one graph for arguments of given sizes."""
+
+    def __init__(self, graph: GraphModule, config: Config):
+        self.graph = graph
+        self.config = config
+        self.caller = here()
+        self.stream = Stream(config)
+        self.steps: list[Call | Stage] = []
+        self.slots = 0
+        self.slot_of: dict[int, int] = {}  # by storage address
+        self.given: dict[int, Tensor] = {}  # the stand-ins of slots that hold a tensor as it is
+        self.constants: list[tuple[int, Any]] = []
+        self.env: dict[Node, Any] = {}
+        self.keep: list[Any] = []  # stand-ins whose storages' addresses are in use
+        self.last: dict[Node, int] = {}
+        self.at = 0
+
+    def program(self, args: Sequence[Any]) -> Program:
+        """Record the graph for arguments like `args`.
+
+        Raises:
+            Unfit: that cannot be.
+        """
+        with LOCK, unobserved():
+            try:
+                return self._program(args)
+            finally:
+                forget(self.stream)
+
+    def _program(self, args: Sequence[Any]) -> Program:
+        nodes = list(self.graph.graph.nodes)
+        for at, node in enumerate(nodes):
+            for operand in node.all_input_nodes:
+                self.last[operand] = at
+        given, result = iter(args), None
+        arguments: list[int | None] = []
+        for self.at, node in enumerate(nodes):
+            if node.op == "placeholder":
+                value = next(given)
+                arguments.append(None if isinstance(value, (int, float, bool, type(None))) else self.slots)
+                self.env[node] = value if arguments[-1] is None else self._stand_in(value)
+            elif node.op == "get_attr":
+                self.env[node] = self._constant(node)
+            elif node.op == "output":
+                result = mapped(self._looked_up, node.args[0])
+                self._close(Reason(END))
+                result = mapped(self._template, result)
+            elif node.op == "call_function":
+                args_, kwargs = mapped(self._looked_up, node.args), mapped(self._looked_up, dict(node.kwargs))
+                self.env[node] = self._call(node, node.target, args_, kwargs)  # type: ignore[arg-type]
+            else:
+                raise Unfit(f"the graph has a node {node.op}")
+        drops = free_slots(self.steps, result, self.slots)
+        return Program(self.steps, drops, tuple(arguments), tuple(self.constants), self.slots, result)
+
+    def _looked_up(self, a: Any) -> Any:
+        return self.env[a] if isinstance(a, Node) else a
+
+    # ---- stand-ins ----
+
+    def _slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def _stand_in(self, value: Any) -> Any:
+        """What stands for a value that lies in a slot of its own."""
+        slot = self._slot()
+        if not _is_ordinary(value):
+            return Opaque(slot)
+        size, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+        t = self._made(size, strides, value.dtype)
+        t = t.conj() if value.is_conj() else t
+        t = t._neg_view() if value.is_neg() else t
+        self._own(t, slot)
+        self.given[slot] = t
+        return t
+
+    def _made(self, size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        reach = 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True)) if 0 not in size else 0
+        flat = unwritten.tensor((reach,), (1,), dtype, reach * dtype.itemsize)
+        trap.disarm(storage_of(flat))  # it counts as native: what it stands for is there when the program runs
+        self.keep.append(flat)
+        return flat.as_strided(size, strides)
+
+    def _own(self, t: Tensor, slot: int) -> None:
+        self.keep.append(t)
+        self.slot_of[storage_of(t)._cdata] = slot
+
+    def _constant(self, node: Node) -> Any:
+        value: Any = self.graph
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        if not isinstance(value, Tensor):
+            return value
+        made = self._stand_in(value)
+        self.constants.append((self.slots - 1, value))
+        return made
+
+    def _template(self, a: Any) -> Any:
+        if isinstance(a, Opaque):
+            return Fetch(a.slot)
+        if not isinstance(a, Tensor):
+            return a
+        slot = self.slot_of[storage_of(a)._cdata]
+        if self.given.get(slot) is a:
+            return Fetch(slot)
+        conj = a.dtype.is_complex and a.is_conj()
+        return Fetch(slot, Geometry(tuple(a.shape), a.stride(), a.storage_offset(), a.dtype, conj, a.is_neg()))  # type: ignore[arg-type]
+
+    # ---- calls ----
+
+    def _call(self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        found = _leaves([args, kwargs])
+        values = [a for a in found if isinstance(a, (Tensor, Opaque))]
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(target, OpOverload):
+            return self._native(node, target, args, kwargs) if values else target(*args, **kwargs)
+        info = info_of(target)
+        if any(isinstance(a, Opaque) for a in values):
+            return self._native(node, target, args, kwargs, info)
+        kind = info.kind
+        if kind is Kind.RANDOM and str(target) in RANDOM_UNLESS_ZERO:
+            at = info.names.index(RANDOM_UNLESS_ZERO[str(target)])
+            drawn = args[at] if at < len(args) else kwargs.get(info.names[at], 0)
+            kind = kind if drawn else Kind.COMPUTE
+        if kind is Kind.VIEW:
+            return target(*args, **kwargs)
+        if kind is Kind.COMPUTE:
+            return self._compute(node, info, args, kwargs)
+        if kind is Kind.ALLOCATE:
+            return self._allocate(target, args, kwargs)
+        if kind is Kind.RANDOM:
+            if target._schema.name.endswith("_like") or _name(target) in _VALUELESS:
+                # An operand that the draw does not look at: other memory of its form will do.
+                args = [self._allocate(torch.ops.aten.empty_like.default, (args[0],), {}), *args[1:]]
+            return self._native(node, target, args, kwargs, info)
+        if kind is Kind.VALUES and not values and not _leaves([node.meta.get("val")]):
+            return target(*args, **kwargs)
+        if kind is Kind.METADATA:
+            raise Unfit(f"{target} changes a tensor's own geometry")
+        if kind is Kind.CHECK and not values:
+            return target(*args, **kwargs)
+        return self._native(node, target, args, kwargs, info)
+
+    def _compute(self, node: Node, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        place = place_of(node, self.caller)
+        try:
+            out = record_ahead(self.stream, info, args, kwargs, place)
+        except Refused as why:
+            self._tell(info.op, str(why), place)
+            return self._native(node, info.op, args, kwargs, info)
+        if len(self.stream.nodes) >= self.config.max_pending:
+            self._close(Reason("cut.full", f"{len(self.stream.nodes)} ops"))
+        return out
+
+    def _tell(self, op: Any, why: str, place: Any) -> None:
+        if isinstance(op, OpOverload):
+            judge(self.config, op, place, why)
+        LOG.emit("island", op=str(op), reason=why, site=str(describe(place)))
+
+    def _allocate(self, target: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Memory that nobody has written, new at each call of the program."""
+        like = target(*args, **kwargs)
+        if not _is_ordinary(like):
+            raise Unfit(f"{target} makes memory elsewhere")
+        size, strides = tuple(like.shape), like.stride()
+        slot = self._slot()
+        t = self.given[slot] = self._made(size, strides, like.dtype)
+        self._own(t, slot)
+        self.steps.append(Call(torch.empty_strided, (size, strides), {"dtype": like.dtype}, ((slot, None, None),)))
+        return t
+
+    def _native(
+        self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], info: OpInfo | None = None
+    ) -> Any:
+        """A call that torch makes itself, before the stage that is being recorded unless it reads what that makes."""
+        place = place_of(node, self.caller)
+        if info is None or info.kind in (Kind.CUSTOM, Kind.PARTS, Kind.COMPOSITE, Kind.VALUES, Kind.CHECK):
+            self._tell(target, "it is no op that can be recorded", place)
+        pending = self.stream.pending
+        reads = [storage_of(a)._cdata for a in _leaves([args, kwargs]) if isinstance(a, Tensor)]
+        if any(cdata in pending for cdata in reads) or info is None or info.written:
+            self._close(Reason("sync.island", f"{target} runs natively", describe(place)))
+        made: list[tuple[int, Any, Any]] = []
+
+        def stand_in(val: Any) -> Any:
+            if val is None or isinstance(val, (bool, str)):
+                return val
+            if isinstance(val, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise Unfit(f"{target} returns a number, which what follows depends on")
+            found = self._stand_in(val)
+            ordinary = isinstance(found, Tensor)
+            made.append((self.slots - 1, tuple(val.shape) if ordinary else None, val.stride() if ordinary else None))
+            return found
+
+        val = self._promised(node, target, args, kwargs)
+        template = mapped(self._template, list(args)), mapped(self._template, kwargs)
+        out = mapped(stand_in, val)
+        self.steps.append(Call(target, *template, tuple(made)))
+        return out
+
+    def _promised(self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call returns, as fake tensors of known sizes.
+
+        Raises:
+            Unfit: its sizes are known only when it has run.
+        """
+        if isinstance(target, OpOverload) and not target._schema.returns:
+            return None
+        val = node.meta.get("val", _NOTHING)
+        if val is not _NOTHING and all(map(_is_static, _leaves([val]))):
+            return val
+        mode = FakeTensorMode()
+
+        def fake(a: Any) -> Any:
+            if isinstance(a, Opaque):
+                raise Unfit(f"{target} takes what is no dense tensor, of a size that varies")
+            if not isinstance(a, Tensor):
+                return a
+            return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)
+
+        try:
+            with mode:
+                val = target(*mapped(fake, list(args)), **mapped(fake, kwargs))
+        except Unfit:
+            raise
+        except Exception as error:
+            raise Unfit(f"what {target} returns is known only when it has run ({type(error).__name__})") from error
+        if not all(map(_is_static, _leaves([val]))):
+            raise Unfit(f"what {target} returns is known only when it has run")
+        return val
+
+    def _close(self, reason: Reason) -> None:
+        """End the stage that is being recorded."""
+        stream = self.stream
+        if stream.nodes:
+            outputs, written, donatable = [], [], set()
+            alive = {storage_of(t)._cdata for t in self._alive()}
+            natives: defaultdict[int, list[NativeInput]] = defaultdict(list)
+            for item in stream.inputs:
+                assert isinstance(item, NativeInput)  # nothing is on the device here
+                natives[item.storage._cdata].append(item)
+            for cdata, b in stream.pending.items():
+                slot = self.slot_of.get(cdata)
+                if slot is not None:
+                    t = self.given[slot]
+                    size, strides = tuple(t.shape), t.stride()
+                    written.append((b.vid, slot, Geometry(size, strides, 0, t.dtype)))
+                    read = natives.get(cdata, ())
+                    if len(read) == 1 and read[0].home == b.home and is_dense(size, strides):
+                        donatable.add(read[0].vid)  # it is overwritten whole
+                elif cdata in alive:
+                    self.slot_of[cdata] = slot = self._slot()
+                    outputs.append((b.vid, slot))
+                    self.keep.append(b.storage)
+            live = frozenset(vid for vid, *_ in (*outputs, *written))
+            switches, default = precision.switches(), torch.get_default_dtype()
+            config, homes = self.config, homes_of_values(stream)
+            inputs = [(i.vid, i.home, self.slot_of[at], i.offset) for at, found in natives.items() for i in found]
+            work = Work(stream.nodes, homes, live, frozenset(donatable), config, reason, switches, default)
+            self.steps.append(Stage(work, tuple(inputs), tuple(outputs), tuple(written), reason))
+        for b in list(stream.pending.values()):
+            trap.disarm(b.storage)
+        forget(stream)
+
+    def _alive(self) -> list[Tensor]:
+        """The stand-ins of what is read from here on."""
+        return [
+            t
+            for node, last in self.last.items()
+            if last >= self.at and node in self.env
+            for t in _leaves([self.env[node]])
+            if isinstance(t, Tensor)
+        ]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    mapped(found.append, tree)
+    return found
+
+
+def _name(op: OpOverload) -> str:
+    return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+
+
+def _is_ordinary(value: Any) -> bool:
+    """Whether a value is a dense tensor of the host's, as regions take and make."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    if value.is_nested or value._is_zerotensor():
+        return False
+    return type(value) in (Tensor, torch.nn.Parameter, FakeTensor) or (
+        type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+
+
+def _is_static(val: Any) -> bool:
+    """Whether nothing of a value's form is a symbol."""
+    if isinstance(val, Tensor):
+        return all(type(n) is int for n in (*val.shape, *(val.stride() if val.layout is torch.strided else ())))
+    return not isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+_NOTHING = object()

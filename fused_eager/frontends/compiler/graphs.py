@@ -1,0 +1,98 @@
+"""Graphs: what AOTAutograd calls in the place of a graph. It keeps a program for each form of the arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from fused_eager.fusion_rules import precision
+from torch.fx import GraphModule, Interpreter
+
+from ...config import Config
+from ...log.events import LOG
+from ...quiet import unobserved
+from ..context.context import fused_eager
+from .capture import Capture, Unfit
+from .program import Program
+
+FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
+
+_switches = precision.switches
+
+
+class CompiledGraph:
+    """A graph of ATen calls, compiled at its first call for the sizes that it is called with, and for others again.
+
+    A graph that cannot be recorded ahead, for it reads values, runs op by op in a context of its own; so does one whose
+    sizes keep changing, for there is decided what is worth compiling, and what runs block by block.
+    """
+
+    def __init__(self, graph: GraphModule, config: Config, backward: bool):
+        self._boxed_call = True  # it is handed a list, and empties it; torch copies the mark from here to a wrapper
+        self.graph = graph
+        self.config = config
+        self.backward = backward
+        self.programs: dict[Hashable, Program] = {}
+        self.unfit = ""
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Run it, and leave `args` empty."""
+        if self.config.mode == "off" or self.unfit:
+            return self._by_ops(args)
+        form = _form(args)
+        program = self.programs.get(form)
+        if program is None:
+            program = self._new(form, args)
+            if program is None:
+                return self._by_ops(args)
+        return program(args)
+
+    def _new(self, form: Hashable, args: Sequence[Any]) -> Program | None:
+        """The program for another form; None where there is to be none."""
+        with self._lock:
+            found = self.programs.get(form)
+            if found is not None or len(self.programs) >= FORMS:
+                return found
+            try:
+                made = Capture(self.graph, self.config).program(args)
+            except Unfit as why:
+                self.unfit = str(why)
+                LOG.emit("graph", forms=len(self.programs), unfit=self.unfit, backward=self.backward)
+                return None
+            self.programs[form] = made
+            if len(self.programs) == FORMS:
+                self._tell(f"its sizes keep changing: {FORMS} forms of it are compiled, others run op by op")
+            return made
+
+    def _tell(self, why: str) -> None:
+        LOG.emit("graph", forms=len(self.programs), unfit=why, backward=self.backward)
+
+    def _by_ops(self, args: list[Any]) -> Any:
+        given = list(args)
+        args.clear()
+        interpreter = Interpreter(self.graph)
+        if self.config.mode == "off":
+            return interpreter.boxed_run(given)
+        with fused_eager(**_options(self.config)):
+            return interpreter.boxed_run(given)
+
+
+def _options(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def _form(args: Sequence[Any]) -> Hashable:
+    """All that a program depends on: numbers, sizes and strides, and torch's switches."""
+    found: list[Any] = [_switches()]
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            try:
+                found += (a.shape, a.stride(), a.dtype)
+            except RuntimeError:  # a sparse one has no strides
+                found += (a.shape, a.layout, a.dtype)
+        else:
+            found.append((type(a), a))
+    return tuple(found)

@@ -1,0 +1,241 @@
+"""Program: a graph that has been recorded, as steps, and what runs them on real tensors.
+
+The steps are stages, each a stream with its plan, and calls that only torch can make. What they hand to each other are
+storages: a slot holds the tensor over a storage's memory, and each value of the graph is a view of one. So views,
+aliases and updates in place come out as they do in eager, whatever made the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fused_eager.fusion_rules.geometry import Geometry
+
+from ...compiling import telling
+from ...compiling.ready import Ready
+from ...log.reasons import Reason
+from ...memory import buffers
+from ...memory.borrow import Home
+from ...memory.buffers import COPIED, LOCK, storage_of
+from ...memory.heap import WATCH
+from ...memory.scratch import SCRATCH
+from ...planning.plan import Work
+from ...quiet import unobserved
+from ...recording import native
+from ...running import load, run
+from ...running.arguments import as_array
+from ...tracing.stream import NativeInput, Stream
+
+Tensor = torch.Tensor
+Slots = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """In a template: what slot `slot` holds; with `geometry`, that view of its memory."""
+
+    slot: int
+    geometry: Geometry | None = None
+
+
+def mapped(leaf: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of lists, tuples, dicts and slices with `leaf` of each leaf."""
+    if isinstance(tree, (list, tuple)):
+        made = [mapped(leaf, x) for x in tree]
+        # torch.fx has lists of a type of its own, which no key knows.
+        return made if isinstance(tree, list) else type(tree)(*made) if hasattr(tree, "_fields") else tuple(made)
+    if isinstance(tree, dict):
+        return {name: mapped(leaf, x) for name, x in tree.items()}
+    if isinstance(tree, slice):
+        return slice(mapped(leaf, tree.start), mapped(leaf, tree.stop), mapped(leaf, tree.step))
+    return leaf(tree)
+
+
+def over(t: Tensor, g: Geometry) -> Tensor:
+    """The view `g` of the memory that begins where `t` does."""
+    start = t.storage_offset() * t.itemsize // g.dtype.itemsize
+    out = torch.empty(0, dtype=g.dtype).set_(storage_of(t), start + g.offset, g.size, g.stride)
+    out = out.conj() if g.conj else out
+    return out._neg_view() if g.neg else out
+
+
+def fetched(template: Any, slots: Slots) -> Any:
+    """A template with the values of the slots."""
+
+    def leaf(a: Any) -> Any:
+        if type(a) is not Fetch:
+            return a
+        held = slots[a.slot]
+        return held if a.geometry is None else over(held, a.geometry)
+
+    return mapped(leaf, template)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that torch makes itself: `made` are the slots of what it returns, in order, each with the sizes and strides
+    that what follows was recorded for; None where nobody minds."""
+
+    target: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    made: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+
+    def run(self, slots: Slots) -> None:
+        """Make the call, on the values of the slots."""
+        result = self.target(*fetched(self.args, slots), **fetched(self.kwargs, slots))
+        found = list(_flat(result))
+        if len(found) != len(self.made):
+            raise RuntimeError(f"{self.target} returned {len(found)} values where {len(self.made)} were promised")
+        for (slot, size, strides), value in zip(self.made, found, strict=True):
+            slots[slot] = value if size is None else self._as_promised(value, size, strides)
+
+    def _as_promised(self, t: Tensor, size: tuple[int, ...], strides: Any) -> Tensor:
+        if tuple(t.shape) != size:
+            raise RuntimeError(f"{self.target} returned a tensor of {tuple(t.shape)} where {size} was promised")
+        if t.is_conj() or t.is_neg():
+            t = t.resolve_conj().resolve_neg()
+        if t.stride() == strides:
+            return t
+        return torch.empty_strided(size, strides, dtype=t.dtype).copy_(t)
+
+
+def _flat(result: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        for each in result:
+            yield from _flat(each)
+    elif result is not None:
+        yield result
+
+
+@dataclass(slots=True)
+class Stage:
+    """A part of the graph that is one stream: where its inputs lie, and where its values go."""
+
+    work: Work
+    inputs: tuple[tuple[int, Home, int, int], ...]  # value, its home, the slot and the byte where it lies
+    outputs: tuple[tuple[int, int], ...]  # value and slot: new memory
+    written: tuple[tuple[int, int, Geometry], ...]  # value and slot: memory that is there, and which part of it
+    reason: Reason
+    kept: load.Kept = field(default_factory=load.Kept)
+
+    def ready(self) -> Ready:
+        """The plan with its executables, made at the first call."""
+        found = self.kept.ready
+        if found is None:
+            found = self.kept.fill(self.work)
+        return found
+
+    def run(self, slots: Slots) -> None:
+        """Run the stage, and wait for its values.
+
+        Raises:
+            Exception: what an op raised, with eager's type; nothing of what it was to write has been written.
+        """
+        ready = self.ready()
+        began = telling.begin()
+        with LOCK:
+            stream = Stream(self.work.config)
+            stream.nodes = self.work.nodes
+            for vid, home, slot, start in self.inputs:
+                t = slots[slot]
+                stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
+            for _, slot, _ in self.written:
+                native.protect(storage_of(slots[slot]), of=stream)
+            SCRATCH.collect()
+            values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
+            telling.flushed(self.reason, ready, len(self.work.nodes), began)
+            SCRATCH.drop()
+            WATCH.look()
+        for vid, slot in self.outputs:
+            slots[slot] = _own(values[vid])
+        for vid, slot, g in self.written:
+            value = _tensor(values[vid])
+            target = slots[slot]
+            if target.numel() and value.data_ptr() != target.data_ptr():
+                over(target, g).copy_(over(value, g))
+        with LOCK:
+            run.BACKLOG.forget_done()  # and of what it has read
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else buffers.to_tensor(value)
+
+
+def _own(value: Any) -> Tensor:
+    """A value as memory of torch's: small ones are copied, so that they can be resized as any other."""
+    if isinstance(value, Tensor):
+        return value
+    array = as_array(value)
+    t = buffers.to_tensor(array)
+    if t.nbytes <= COPIED:
+        return t.clone()
+    storage = storage_of(t)
+    storage._fused_eager_memory = True  # type: ignore[attr-defined]
+    with LOCK:
+        SCRATCH.lend(array, storage)
+    return t
+
+
+@dataclass(slots=True)
+class Program:
+    """A recorded graph. `arguments` says for each argument of the graph which slot it goes to; None for a number."""
+
+    steps: list[Call | Stage]
+    drops: list[tuple[int, ...]]  # after each step: slots that nobody needs any more
+    arguments: tuple[int | None, ...]
+    constants: tuple[tuple[int, Any], ...]
+    slots: int
+    result: Any
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Run it; empties `args`, so that what is not needed any more is freed on the way."""
+        slots: Slots = [None] * self.slots
+        for slot, value in zip(self.arguments, args, strict=True):
+            if slot is not None:
+                slots[slot] = value
+        args.clear()
+        value = None
+        for slot, value in self.constants:
+            slots[slot] = value
+        del value
+        if buffers.TABLE or run.BACKLOG.launches:  # in a context: what it reads is finished first
+            native.settle(slots, Reason("sync.memory", "a compiled graph"))
+        with unobserved(), torch._C._AutoDispatchBelowADInplaceOrView():
+            for step, dying in zip(self.steps, self.drops, strict=True):
+                step.run(slots)
+                for slot in dying:
+                    slots[slot] = None
+            return fetched(self.result, slots)
+
+
+def free_slots(steps: Sequence[Call | Stage], result: Any, slots: int) -> list[tuple[int, ...]]:
+    """After which step which slots are not needed any more."""
+    last = dict.fromkeys(_read(result), len(steps))
+    drops: list[tuple[int, ...]] = []
+    for at in range(len(steps) - 1, -1, -1):
+        step = steps[at]
+        if isinstance(step, Call):
+            touched = [*_read(step.args), *_read(step.kwargs), *(slot for slot, _, _ in step.made)]
+        else:
+            touched = [s for _, _, s, _ in step.inputs] + [s for _, s in step.outputs] + [s for _, s, _ in step.written]
+        drops.append(tuple(dict.fromkeys(s for s in touched if s not in last)))
+        for slot in touched:
+            last.setdefault(slot, at)
+    return drops[::-1]
+
+
+def _read(template: Any) -> list[int]:
+    found: list[int] = []
+
+    def leaf(a: Any) -> Any:
+        if type(a) is Fetch:
+            found.append(a.slot)
+        return a
+
+    mapped(leaf, template)
+    return found
