@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..memory.buffers import TABLE
 from ..quiet import through
 from ..tracing.calls import CALLS, Foreign, new_call
 from ..tracing.infer import Unknown
@@ -37,7 +36,7 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
     tensors: list[Tensor] = []
     scalars: list[Any] = []
     try:
-        key = taken(info, args, kwargs, tensors, scalars)
+        key = taken(stream, info, args, kwargs, tensors, scalars)
     except (Foreign, TypeError) as error:
         raise Refused(str(error)) from None
     call = CALLS.get(key)
@@ -47,7 +46,7 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
         raise Refused(call.reason)
     if call.alias:
         return through(info.op, args, kwargs)
-    why = refusal(info, tensors, call.written, call.overlapping)
+    why = refusal(stream, info, tensors, call.written, call.overlapping)
     if call.doubt and not info.island and call.structure not in TRUSTED:
         why = why or call.doubt
     if why:
@@ -55,7 +54,7 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
     of_kind = kinds(scalars)
     if of_kind and of_kind not in call.taken:
         made = call.outputs[0].spec.dtype if call.outputs else tensors[0].dtype
-        if not are_taken(info, args, kwargs, tensors, made):
+        if not are_taken(stream, info, args, kwargs, tensors, made):
             raise Refused("ATen might refuse its numbers")
         call.taken.add(of_kind)
     operands: list[Operand] = []
@@ -71,5 +70,5 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
 def forget(stream: Stream) -> None:
     """Let go of everything that was recorded: the tensors that stand for values hold none, and never will."""
     for cdata in stream.pending:
-        TABLE.pop(cdata, None)
+        stream.device.table.pop(cdata, None)
     stream.reset()

@@ -434,5 +434,6 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
 # The first line: what other modules know from here of `backlog`.
 __all__ = [
     *("BACKLOG", "check", "lost", "wait"),
-    *("flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all", "take_over", "withdraw"),
+    *("flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all", "take_over"),
+    "withdraw",
 ]

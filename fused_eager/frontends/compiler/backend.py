@@ -1,7 +1,7 @@
 """Backend: what `torch.compile(model, backend="fused_eager")` calls with a graph.
 
-AOTAutograd makes of it a graph forward and one backward, without mutations and views of inputs, and chooses by a minimal
-cut what is kept for the backward pass and what is computed again.
+AOTAutograd makes of it a graph forward and one backward, without mutations and views of inputs, and chooses by a
+minimal cut what is kept for the backward pass and what is computed again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,15 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: _dropout}
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The ops that a graph is to be without."""
+    import torch._inductor.inductor_prims  # it has the one that Dynamo makes of `addcmul_` and `addcdiv_`
+
+    made: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: _dropout}
+    if hasattr(torch.ops.prims, "fma"):
+        made[torch.ops.prims.fma.default] = lambda a, b, c: a * b + c
+    return made
 
 
 def compile_graph(
@@ -81,7 +89,7 @@ def compile_graph(
         bw_compiler=compiled(True),
         inference_compiler=compiled(False),
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="fused_eager"),
-        decompositions=DECOMPOSITIONS,
+        decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     return make(graph, inputs)

@@ -15,16 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from fused_eager.fusion_rules import precision
-from fused_eager.fusion_rules.geometry import Geometry, is_dense
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.geometry import Geometry, is_dense
+
 from ...config import Config
 from ...log.events import LOG
 from ...log.reasons import Reason
-from ...log.site import Place, describe, here
+from ...log.site import Place, describe, here, is_internal
 from ...memory import trap, unwritten
 from ...memory.buffers import LOCK, storage_of
 from ...planning.plan import Work
@@ -70,7 +71,11 @@ def place_of(node: Node, caller: tuple[Any, ...] | None) -> Place | None:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames and caller is None:
         return None
-    file, line, function = frames[-1] if frames else (caller[0].co_filename, caller[1], caller[0].co_name)  # type: ignore[index]
+    if frames:
+        # The innermost line that is the program's own: an optimizer's are torch's.
+        file, line, function = next((f for f in reversed(frames) if not is_internal(f[0])), frames[-1])
+    else:
+        file, line, function = caller[0].co_filename, caller[1], caller[0].co_name  # type: ignore[index]
     modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
     path = modules[-1][0] if modules and isinstance(modules[-1], tuple) else ""
     path = re.sub(r"L\['self'\]|\._modules|_buffers|_parameters|['\"]", "", str(path))
@@ -340,7 +345,7 @@ class Capture:
             switches, default = precision.switches(), torch.get_default_dtype()
             config, homes = self.config, homes_of_values(stream)
             inputs = [(i.vid, i.home, self.slot_of[at], i.offset) for at, found in natives.items() for i in found]
-            work = Work(stream.nodes, homes, live, frozenset(donatable), config, reason, switches, default)
+            work = Work(stream.nodes, homes, live, frozenset(donatable), config, reason, switches, default, stream.device)
             self.steps.append(Stage(work, tuple(inputs), tuple(outputs), tuple(written), reason))
         for b in list(stream.pending.values()):
             trap.disarm(b.storage)

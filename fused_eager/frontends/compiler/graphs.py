@@ -7,18 +7,20 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from fused_eager.fusion_rules import precision
 from torch.fx import GraphModule, Interpreter
+
+from fused_eager.fusion_rules import precision
 
 from ...config import Config
 from ...log.events import LOG
-from ...quiet import unobserved
+from ...log.site import caller
 from ..context.context import fused_eager
 from .capture import Capture, Unfit
 from .program import Program
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
 
+Form = tuple[Hashable, ...]
 _switches = precision.switches
 
 
@@ -34,7 +36,7 @@ class CompiledGraph:
         self.graph = graph
         self.config = config
         self.backward = backward
-        self.programs: dict[Hashable, Program] = {}
+        self.programs: dict[Form, Program] = {}
         self.unfit = ""
         self._lock = threading.Lock()
 
@@ -42,7 +44,7 @@ class CompiledGraph:
         """Run it, and leave `args` empty."""
         if self.config.mode == "off" or self.unfit:
             return self._by_ops(args)
-        form = _form(args)
+        form = form_of(args)
         program = self.programs.get(form)
         if program is None:
             program = self._new(form, args)
@@ -50,7 +52,7 @@ class CompiledGraph:
                 return self._by_ops(args)
         return program(args)
 
-    def _new(self, form: Hashable, args: Sequence[Any]) -> Program | None:
+    def _new(self, form: Form, args: Sequence[Any]) -> Program | None:
         """The program for another form; None where there is to be none."""
         with self._lock:
             found = self.programs.get(form)
@@ -60,15 +62,18 @@ class CompiledGraph:
                 made = Capture(self.graph, self.config).program(args)
             except Unfit as why:
                 self.unfit = str(why)
-                LOG.emit("graph", forms=len(self.programs), unfit=self.unfit, backward=self.backward)
+                self._tell(form, self.unfit)
                 return None
+            full = len(self.programs) == FORMS - 1
+            self._tell(form, f"its sizes keep changing: further forms than {FORMS} run op by op" if full else "")
             self.programs[form] = made
-            if len(self.programs) == FORMS:
-                self._tell(f"its sizes keep changing: {FORMS} forms of it are compiled, others run op by op")
             return made
 
-    def _tell(self, why: str) -> None:
-        LOG.emit("graph", forms=len(self.programs), unfit=why, backward=self.backward)
+    def _tell(self, form: Form, why: str) -> None:
+        before = next(reversed(self.programs), form)
+        found = [[what, str(a), str(b)] for what, a, b in zip(_words(form), before, form, strict=False) if a != b][:20]
+        forms, site = len(self.programs) + (not self.unfit), str(caller())
+        LOG.emit("graph", forms=forms, changes=found, unfit=why, backward=self.backward, site=site)
 
     def _by_ops(self, args: list[Any]) -> Any:
         given = list(args)
@@ -84,15 +89,19 @@ def _options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
-def _form(args: Sequence[Any]) -> Hashable:
-    """All that a program depends on: numbers, sizes and strides, and torch's switches."""
-    found: list[Any] = [_switches()]
-    for a in args:
-        if isinstance(a, torch.Tensor):
-            try:
-                found += (a.shape, a.stride(), a.dtype)
-            except RuntimeError:  # a sparse one has no strides
-                found += (a.shape, a.layout, a.dtype)
-        else:
-            found.append((type(a), a))
-    return tuple(found)
+def form_of(args: Sequence[Any]) -> Form:
+    """All that a program depends on: torch's switches, and each argument's number, or sizes, strides and dtype."""
+    return (_switches(), *map(_form, args))
+
+
+def _form(a: Any) -> Hashable:
+    if isinstance(a, torch.Tensor):
+        try:
+            return a.shape, a.stride(), a.dtype
+        except RuntimeError:  # a sparse one has no strides
+            return a.shape, a.layout, a.dtype
+    return type(a), a
+
+
+def _words(form: Form) -> list[str]:
+    return ["torch's switches for products", *(f"argument {at}" for at in range(len(form) - 1))]

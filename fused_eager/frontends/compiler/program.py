@@ -17,6 +17,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 
 from ...compiling import telling
 from ...compiling.ready import Ready
+from ...devices.host import HOST
 from ...log.reasons import Reason
 from ...memory import buffers
 from ...memory.borrow import Home
@@ -77,8 +78,8 @@ def fetched(template: Any, slots: Slots) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that torch makes itself: `made` are the slots of what it returns, in order, each with the sizes and strides
-    that what follows was recorded for; None where nobody minds."""
+    """A call that torch makes itself: `made` are the slots of what it returns, in order, each with the sizes and
+    strides that what follows was recorded for; None where nobody minds."""
 
     target: Callable[..., Any]
     args: Any
@@ -170,7 +171,7 @@ def _own(value: Any) -> Tensor:
     """A value as memory of torch's: small ones are copied, so that they can be resized as any other."""
     if isinstance(value, Tensor):
         return value
-    array = as_array(value)
+    array = as_array(value, HOST)
     t = buffers.to_tensor(array)
     if t.nbytes <= COPIED:
         return t.clone()

@@ -86,13 +86,13 @@ def gpt_with_dropout() -> Any:
 
 @program
 def residual_block() -> Any:
-    return Residual(), (torch.randn(2, 4, 6, 6),)
+    return Residual().double(), (torch.randn(2, 4, 6, 6).double(),)
 
 
 @program
 def residual_block_by_pixels() -> Any:
     last = torch.channels_last
-    return Residual().to(memory_format=last), (torch.randn(2, 4, 6, 6).to(memory_format=last),)
+    return Residual().double().to(memory_format=last), (torch.randn(2, 4, 6, 6).double().to(memory_format=last),)
 
 
 @program

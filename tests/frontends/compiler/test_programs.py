@@ -32,7 +32,8 @@ def copied(args: Any) -> Any:
         if not isinstance(t, Tensor):
             return t
         storage = t.untyped_storage()
-        base = bases.setdefault(storage._cdata, torch.frombuffer(bytearray(bytes(storage)) or bytearray(8), dtype=torch.uint8))
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+        base = bases.setdefault(storage._cdata, whole.clone())
         out = torch.empty(0, dtype=t.dtype)
         out.set_(base.untyped_storage(), t.storage_offset(), t.shape, t.stride())
         return out.conj() if t.is_conj() else out
