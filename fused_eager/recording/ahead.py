@@ -54,7 +54,7 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
     of_kind = kinds(scalars)
     if of_kind and of_kind not in call.taken:
         made = call.outputs[0].spec.dtype if call.outputs else tensors[0].dtype
-        if not are_taken(stream, info, args, kwargs, tensors, made):
+        if not are_taken(info, args, kwargs, tensors, made):
             raise Refused("ATen might refuse its numbers")
         call.taken.add(of_kind)
     operands: list[Operand] = []
