@@ -22,18 +22,18 @@ from .spec import JAX_DTYPE
 
 _LIBRARY = torch.library.Library("fused_eager", "FRAGMENT")
 _SCHEMAS = (
-    "random_uniform(int[] size, int seed, int offset, *, ScalarType dtype) -> Tensor",
-    "random_normal(int[] size, int seed, int offset, *, ScalarType dtype) -> Tensor",
-    "random_bits(int[] size, int seed, int offset) -> Tensor",
+    "random_uniform(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
+    "random_normal(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
+    "random_bits(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
 )
 
 
 def _enter(schema: str) -> None:
     name = _LIBRARY.define(schema).removeprefix("fused_eager::")
 
-    def shape_of(size: list[int], seed: int, offset: int, *, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def shape_of(size: list[int], seed: int, offset: int, *, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
         """What the op returns, without its values: they are drawn where it is compiled, and nowhere else."""
-        return torch.empty(size, dtype=dtype)
+        return torch.empty(size, dtype=dtype, device=device)
 
     _LIBRARY.impl(name, shape_of, "CompositeExplicitAutograd")
 

@@ -24,6 +24,7 @@ from ..memory import buffers
 from ..memory.borrow import Home
 from ..memory.buffers import Buffer, Table, storage_of
 from ..memory.capsule import ACCELERATOR, dtype_code, owned
+from ..memory.trap import pointer_of
 from ..xla import device as host_device
 from ..xla import enable_x64
 from .device import Device
@@ -93,11 +94,19 @@ class Accelerator(Device):
 
     def buffer(self, storage: torch.UntypedStorage) -> Buffer:
         """The buffer of a storage, made where there is none yet."""
-        found = self.table.get(storage._cdata)
+        found = self.table.get(storage._cdata) or self._at(storage)
         if found is None:
             home = torch.uint8, (storage.nbytes(),)
             found = self.table[storage._cdata] = AcceleratorBuffer(storage, self, home)
         return found
+
+    def _at(self, storage: torch.UntypedStorage) -> Buffer | None:
+        """The buffer of the storage at the same address: torch looks at storages through others that it lays over them
+        (what pickle reads and writes)."""
+        address = pointer_of(storage)
+        if not address:
+            return None
+        return next((b for b in self.table.values() if pointer_of(b.storage) == address), None)
 
     def put(self, t: torch.Tensor) -> jax.Array:
         """A dense tensor of the host's as an array: a copy, except where the host's memory is the device's."""

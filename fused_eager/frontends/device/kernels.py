@@ -29,7 +29,7 @@ from .transfers import island
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-META = DispatchKeySet(DispatchKey.Meta)
+META, CPU = DispatchKeySet(DispatchKey.Meta), DispatchKeySet(DispatchKey.CPU)
 KEY = "PrivateUse1"
 
 
@@ -50,26 +50,38 @@ def _is_torchs(op: OpOverload, info: OpInfo) -> bool:
     return info.kind is Kind.COMPUTE and bool(info.island)
 
 
-def _on_meta(op: OpOverload) -> Callable[..., Any]:
-    """A view, as tensors without memory have it: it looks at nothing but sizes and strides."""
+def _on(key: DispatchKeySet, op: OpOverload) -> Callable[..., Any]:
+    """The kernel that another kind of tensors has: of an op that looks at nothing but sizes and strides."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return op.redispatch(META, *args, **kwargs)
+        return op.redispatch(key, *args, **kwargs)
 
     return kernel
 
 
-def _brought(door: Door, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of an op as it is recorded: a number that the host has as a tensor, and indices, are brought to the
-    device; a device that is named is the one whose ops are recorded."""
+    device; a device that is named is the one whose ops are recorded.
+
+    Raises:
+        RuntimeError: a tensor is elsewhere.
+    """
 
     def enter(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.is_cpu and (leaf.ndim == 0 or _is_index(leaf)):
+        if not isinstance(leaf, Tensor) or door.device.holds(leaf):
+            return leaf
+        if leaf.is_cpu and (leaf.ndim == 0 or (info.op._schema.name in _INDEXED and _is_index(leaf))):
             return transfers.to_device(door, leaf)
-        return leaf
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {door.device.name} and "
+            f"{leaf.device}! (when checking the arguments of {info.op})"
+        )
 
     kwargs = {k: SEEN_AS if k == "device" and v is not None else map_leaves(enter, v) for k, v in kwargs.items()}
     return [map_leaves(enter, a) for a in args], kwargs
+
+
+_INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 
 
 def _is_index(t: Tensor) -> bool:
@@ -96,7 +108,7 @@ def _recorded(info: OpInfo) -> Callable[..., Any]:
         if door is None:
             raise RuntimeError(f"{info.op} was called for a device, and none of its arguments is on one")
         if _needs_bringing(args, kwargs):
-            args, kwargs = _brought(door, args, kwargs)
+            args, kwargs = _brought(door, info, args, kwargs)
         try:
             with LOCK:
                 out = door.compute(info, args, kwargs)
@@ -154,6 +166,13 @@ def _resize(self: Tensor, size: Any, *, memory_format: torch.memory_format | Non
     return storages.resize(self, tuple(size), memory_format)
 
 
+_SOURCES = ("source_Storage", "source_Storage_storage_offset", "source_Tensor")
+
+
+def _set_to_nothing(self: Tensor) -> Tensor:
+    return self.set_(storages.untyped(0, self.get_device()), 0, (0,), (1,))  # type: ignore[call-overload,no-any-return]
+
+
 def _record_stream(self: Tensor, stream: Any) -> None:
     """Nothing: a device's memory is not given back before whatever was asked of it has run."""
 
@@ -166,6 +185,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.copy_.default": transfers.copy_,
     "aten._local_scalar_dense.default": transfers.read_number,
     "aten.resize_.default": _resize,
+    "aten.set_.default": _set_to_nothing,
+    **{f"aten.set_.{name}": _on(CPU, getattr(aten.set_, name)) for name in _SOURCES},
     "aten.record_stream.default": _record_stream,
 }
 
@@ -180,7 +201,7 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
         return None
     kind = info.kind
     if kind is Kind.VIEW or kind is Kind.METADATA:
-        return _on_meta(op) if _has(op, "Meta") else None
+        return _on(META, op) if _has(op, "Meta") else None
     if kind is Kind.RANDOM:
         name = RANDOM_UNLESS_ZERO.get(str(op))
         return random.by_aten(info) if name is None else _unless_zero(info, name)
@@ -248,7 +269,7 @@ def _kernel_of(op: OpOverload) -> Callable[..., Any]:
     if info.kind is Kind.COMPUTE:
         return _recorded(info)
     if info.kind is Kind.VIEW and _has(op, "Meta"):
-        return _on_meta(op)
+        return _on(META, op)
     return _fetched(info)
 
 

@@ -60,7 +60,7 @@ GENERATORS: list[Generator] = []
 def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None) -> Tensor:
     seed, offset = GENERATORS[t.get_device()].draw()
     size = list(t.shape if size is None else size)
-    return _make(DOORS[t.get_device()], op, (size, seed, offset), {} if op is _OPS.random_bits else {"dtype": dtype})
+    return _make(DOORS[t.get_device()], op, (size, seed, offset), {"dtype": dtype})
 
 
 def _make(door: Door, op: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:

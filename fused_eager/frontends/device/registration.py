@@ -18,7 +18,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
-from . import backend, kernels, random, storages
+from . import autocast, backend, kernels, random, storages
 from .doors import DOORS, Door, options_for
 
 _once = threading.RLock()
@@ -59,6 +59,7 @@ def register(name: str = DEFAULT) -> int:
         setup(name, module, _Hooks(), _Guard())
         _patch()
         kernels.register()
+        autocast.register()
         _registered.append(name)
         platform = devices[0].platform
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
@@ -159,3 +160,26 @@ def _patch() -> None:
         return storages.untyped(args[0] if args else int(kwargs.get("size", 0)), index)
 
     torch.UntypedStorage.__new__ = made  # type: ignore[method-assign,assignment]
+
+    resize = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        # torch would ask the backend's hooks in C++.
+        if self.device.type != _registered[0]:
+            return resize(self, size)
+        storages.give(self, size)
+        return self
+
+    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+
+    synchronize = torch.accelerator.synchronize
+
+    def synchronized(device: Any = None, /) -> None:
+        # torch would ask the device guard in C++.
+        kind = torch.accelerator.current_accelerator()
+        if kind is not None and kind.type == _registered[0]:
+            backend.synchronize(device)
+        else:
+            synchronize(device)
+
+    torch.accelerator.synchronize = synchronized

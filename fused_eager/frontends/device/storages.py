@@ -78,14 +78,14 @@ def resize(t: Tensor, size: tuple[int, ...], memory_format: torch.memory_format 
         needed = (1 + offset_of(t) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * t.itemsize
     storage = storage_of(t)
     if needed > storage.nbytes():
-        grow(storage, needed)
+        give(storage, needed)
     if tuple(t.shape) != size or memory_format is not None:
         torch.ops.aten.as_strided_.default(t, size, stride, offset_of(t))
     return t
 
 
-def grow(storage: torch.UntypedStorage, nbytes: int) -> None:
-    """Give a storage of a device so many bytes; what it holds stays, and zeros follow."""
+def give(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Give a storage of a device so many bytes: what it holds stays as far as there is room, and zeros follow."""
     found = DOORS[storage.device.index or 0]
     device = found.device
     with LOCK:
@@ -97,8 +97,8 @@ def grow(storage: torch.UntypedStorage, nbytes: int) -> None:
         home[:kept] = held[:kept]
         if b.home is not None and nbytes % b.home[0].itemsize == 0:
             home = home.view(b.home[0])
-        other = storage_of(device.empty((nbytes,), (1,), torch.uint8))
-        swap_memory(storage, other)
+        for other in ((0,), (nbytes,)):  # two of different sizes are not exchanged, unless one has none
+            swap_memory(storage, storage_of(device.empty(other, (1,), torch.uint8)))
         found.replace(b, home)
 
 
