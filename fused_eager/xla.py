@@ -79,6 +79,12 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
     return written.getvalue()
 
 
+@functools.cache
+def assigned(on: Any) -> Any:
+    """The options that assign an executable to a device."""
+    return compiler.get_compile_options(1, 1, np.array([[on.id]]), backend=on.client)
+
+
 def options(library: dict[str, str]) -> bytes:
     """What `compiled` compiles with, as JAX's switches and XLA_FLAGS have it, serialised."""
     client, alone = device().client, np.array([[device().id]])

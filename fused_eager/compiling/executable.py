@@ -26,7 +26,7 @@ from ..log.events import LOG
 from ..memory.buffers import Home
 from ..memory.heap import keep_blocks
 from ..memory.scratch import SCRATCH
-from ..xla import bytecode, device, enable_x64, options, with_libraries
+from ..xla import assigned, bytecode, device, enable_x64, options, with_libraries
 from .apart import COMPILER, Refused, Unavailable
 from .strip import strip
 
@@ -85,7 +85,9 @@ class Portable:
         for family in self.families:
             _PREPARE[family]()
         on = on or device()
-        return on.client.deserialize_executable(self.code, executable_devices=_xla.DeviceList((on,)))
+        # What it was compiled for is written in it: on another device of the kind it is told so.
+        options = {"compile_options": assigned(on)} if on is not device() else {}
+        return on.client.deserialize_executable(self.code, executable_devices=_xla.DeviceList((on,)), **options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,11 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return _at_once(stream, info, args, kwargs, call.reason)
     assert isinstance(call, Call)
     if call.alias:
+        if not stream.device.has_memory:
+            raise NotRecorded("it returns a view that its schema does not declare")
         return through(info.op, args, kwargs)
     written = call.written
-    if call.tiny and all(stream.device.buffer(storage_of(t)) is None for t in tensors):
+    if call.tiny and _is_native(stream, tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
     why = refusal(stream, info, tensors, written, call.overlapping)
     if why:
@@ -194,6 +196,11 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         if not stream.nodes:
             stream.reset()  # what it was to read may be at home, where only a witnessed stream finds it
         raise
+
+
+def _is_native(stream: Stream, tensors: Sequence[Tensor]) -> bool:
+    """Whether all values are finished, in the host's memory."""
+    return stream.device.has_memory and all(stream.device.buffer(storage_of(t)) is None for t in tensors)
 
 
 def _at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:

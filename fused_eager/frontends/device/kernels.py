@@ -20,8 +20,6 @@ from fused_eager.fusion_rules.lowering import map_leaves
 
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK
-from ...recording.record import NotRecorded
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from . import random, storages, transfers
 from .doors import Door, door_of, unseen
@@ -43,11 +41,13 @@ def _is_torchs(op: OpOverload, info: OpInfo) -> bool:
         return True
     if not _has(op, "CompositeExplicitAutograd"):
         return False
-    if info.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATE, Kind.COMPOSITE):
-        return True
-    if info.kind is Kind.RANDOM:
+    if info.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATE, Kind.COMPOSITE, Kind.RANDOM) or str(op) in _VIEWS:
         return True
     return info.kind is Kind.COMPUTE and bool(info.island)
+
+
+# They return views, and their schemas say otherwise.
+_VIEWS = frozenset({"aten.unsafe_chunk.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"})
 
 
 def _on(key: DispatchKeySet, op: OpOverload) -> Callable[..., Any]:
@@ -109,11 +109,7 @@ def _recorded(info: OpInfo) -> Callable[..., Any]:
             raise RuntimeError(f"{info.op} was called for a device, and none of its arguments is on one")
         if _needs_bringing(args, kwargs):
             args, kwargs = _brought(door, info, args, kwargs)
-        try:
-            with LOCK:
-                out = door.compute(info, args, kwargs)
-        except NotRecorded as why:
-            out = island(door, info, args, kwargs, str(why))
+        out = transfers.recorded(door, info, args, kwargs)
         if info.writes_list:
             # The elements of a list get no version bump above us; in eager ATen's kernel makes it, one by one.
             torch.autograd.graph.increment_version(args[info.written[0]])

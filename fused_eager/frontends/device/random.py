@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...memory.buffers import LOCK
 from ...tracing.opinfo import OpInfo, info_of
 from . import transfers
 from .doors import DOORS, Door, door_of, unseen
@@ -64,8 +63,7 @@ def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None) -> Tensor:
 
 
 def _make(door: Door, op: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    with LOCK:
-        return door.compute(info_of(op.default), args, kwargs)  # type: ignore[no-any-return]
+    return transfers.recorded(door, info_of(op.default), args, kwargs)  # type: ignore[no-any-return]
 
 
 def _in_float(t: Tensor) -> torch.dtype:

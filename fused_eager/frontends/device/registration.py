@@ -75,10 +75,10 @@ def _devices() -> list[Any]:
     """The devices of JAX's that do the work, as the options say."""
     options = resolve()
     count = options.devices
+    if count and not _has_started():
+        jax.config.update("jax_num_cpu_devices", count)  # where the CPU turns out to be the best
     platform = options.platform or _best()
     if platform == "cpu" and count:
-        if not _has_started():
-            jax.config.update("jax_num_cpu_devices", count)
         found = jax.devices("cpu")
         if len(found) < count:
             raise FusedEagerError(

@@ -8,13 +8,14 @@ import torch
 
 from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
-from fused_eager.fusion_rules.spec import Spec, contiguous_strides
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
 from ...devices.device import SEEN_AS
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
 from ...quiet import as_eager
+from ...recording.record import NotRecorded
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from .doors import DOORS, Door, is_on_device, told
 
@@ -32,8 +33,18 @@ def _dense(t: Tensor) -> tuple[Tensor, Spec]:
     if t.is_conj() or t.is_neg() or not is_dense(tuple(t.shape), t.stride()):
         t = t.resolve_conj().resolve_neg().contiguous()
     spec = Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS)
-    shape = home_shape(spec)
-    return t.as_strided(shape, contiguous_strides(shape)).clone(), spec
+    return _storable(_home_of(t).clone()), spec
+
+
+def _home_of(t: Tensor) -> Tensor:
+    """A dense tensor as its storage has it."""
+    shape = home_shape(Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS))
+    return t.as_strided(shape, contiguous_strides(shape))
+
+
+def _storable(home: Tensor) -> Tensor:
+    """The same bytes in a dtype that XLA has: what has none is kept all the same, and ATen computes with it."""
+    return home if home.dtype in JAX_DTYPE else home.reshape(-1).view(torch.uint8)
 
 
 def to_device(door: Door, t: Tensor) -> Tensor:
@@ -59,13 +70,11 @@ def _fill(door: Door, t: Tensor, value: Tensor) -> None:
     if whole and is_dense(tuple(t.shape), t.stride()):
         with as_eager():
             laid = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(value)
-        shape = home_shape(Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS))
-        door.replace(b, laid.as_strided(shape, contiguous_strides(shape)))
+        door.replace(b, _storable(_home_of(laid)))
         return
     with as_eager():
         value = value.to(t.dtype)
-    with LOCK:
-        door.compute(_COPY, (t, to_device(door, value)), {})
+    recorded(door, _COPY, (t, to_device(door, value)), {})
 
 
 _COPY = info_of(aten.copy_.default)
@@ -78,11 +87,19 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         return self
     door = DOORS[self.get_device()]
     if is_ours(src) and src.get_device() == self.get_device():
-        with LOCK:
-            return door.compute(_COPY, (self, src), {})  # type: ignore[no-any-return]
+        return recorded(door, _COPY, (self, src), {})  # type: ignore[no-any-return]
     value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
     _fill(door, self, value.expand(self.shape))
     return self
+
+
+def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record an op; have ATen run it where it cannot be. Raises as `island` does."""
+    try:
+        with LOCK:
+            return door.compute(info, args, kwargs)
+    except NotRecorded as why:
+        return island(door, info, args, kwargs, str(why))
 
 
 def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
