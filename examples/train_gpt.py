@@ -149,7 +149,7 @@ def evaluate(model: nn.Module, ids: Tensor, batch: int, seq: int, batches: int =
     """Mean loss on evenly spread windows of held-out text, the same ones every time."""
     model.eval()
     starts = torch.linspace(0, len(ids) - seq - 1, batch * batches).long()
-    windows = ids[starts[:, None] + torch.arange(seq + 1)]
+    windows = ids[starts[:, None] + torch.arange(seq + 1)].to(next(model.parameters()).device)
     losses = [loss_of(model, (part[:, :-1], part[:, 1:])) for part in windows.split(batch)]
     model.train()
     return torch.stack(losses).mean().item()
@@ -159,7 +159,7 @@ def evaluate(model: nn.Module, ids: Tensor, batch: int, seq: int, batches: int =
 def sample(model: GPT, text: Text, length: int, temperature: float = 0.8) -> str:
     """Continue the first window of the held-out text by `length` characters. Returns the new ones."""
     model.eval()
-    context = text.held_out[None, : model.seq]
+    context = text.held_out[None, : model.seq].to(next(model.parameters()).device)
     written = []
     for _ in range(length):
         logits = model(context)[:, -1] / temperature
@@ -179,7 +179,7 @@ class Result:
 def train(args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     text = Text.load()
-    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq)
+    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq).to(args.device)
     optimizer = make_optimizer(model, args.lr)
     schedule = make_schedule(optimizer, args.steps)
     say = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
@@ -189,7 +189,8 @@ def train(args: argparse.Namespace) -> Result:
     started, paused, rate = time.perf_counter(), 0.0, None
     for step in range(1, args.steps + 1):
         lr = schedule.get_last_lr()[0]
-        losses.append(train_step(model, optimizer, schedule, draw_batch(text.train, args.batch, args.seq)))
+        inputs, targets = (ids.to(args.device) for ids in draw_batch(text.train, args.batch, args.seq))
+        losses.append(train_step(model, optimizer, schedule, (inputs, targets)))
         # Losses stay tensors until somebody wants to see one: reading each would make the loop wait for it.
         if step == WARM_UP_STEPS or step % args.log_every == 0 or step == args.steps:
             loss = losses[-1].item()
@@ -218,6 +219,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda, tpu, ...")
     parser.add_argument("--log-every", type=int, default=10, help="steps between progress lines; each reads the loss")
     parser.add_argument("--eval-every", type=int, default=100, help="steps between evaluations; 0 for never")
     parser.add_argument("--sample", type=int, default=200, help="characters to write at the end; 0 for none")

@@ -111,7 +111,7 @@ def sample(model: CharLSTM, text: Text, length: int, prompt: str = "The ", tempe
     """Continue the prompt by `length` characters, one at a time, the state standing for all that was read."""
     model.eval()
     written = [text.alphabet.index(char) for char in prompt]
-    logits, state = model(torch.tensor([written]))
+    logits, state = model(torch.tensor([written], device=next(model.parameters()).device))
     for _ in range(length):
         drawn = torch.multinomial((logits[:, -1] / temperature).softmax(-1), 1)
         written.append(int(drawn))
@@ -131,8 +131,8 @@ class Result:
 def train(args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     text = Text.load()
-    stretches, held_out = lanes(text.train, args.batch), lanes(text.held_out, args.batch)
-    model = CharLSTM(len(text.alphabet), args.layers, args.dim)
+    stretches, held_out = (lanes(ids, args.batch).to(args.device) for ids in (text.train, text.held_out))
+    model = CharLSTM(len(text.alphabet), args.layers, args.dim).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps, eta_min=args.lr / 10)
     say = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
@@ -171,6 +171,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="stretches of the text read side by side")
     parser.add_argument("--lr", type=float, default=5e-3, help="first learning rate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda, tpu, ...")
     parser.add_argument("--log-every", type=int, default=20, help="steps between progress lines; each reads the loss")
     parser.add_argument("--sample", type=int, default=200, help="characters to write at the end; 0 for none")
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write every step's loss as JSON")

@@ -106,7 +106,7 @@ def train_step(
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
     """Share of the data that the model labels right, from 0 to 1."""
     model.eval()
-    images, labels = data.tensors
+    images, labels = (part.to(next(model.parameters()).device) for part in data.tensors)
     right = (model(images).argmax(1) == labels).float().mean().item()
     model.train()
     return right
@@ -123,7 +123,7 @@ def train(args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     train_data, held_out = load_digits()
     batches = endless(DataLoader(train_data, args.batch, shuffle=True, drop_last=True))
-    model = ResNet(args.width, args.blocks)
+    model = ResNet(args.width, args.blocks).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     say = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
@@ -133,7 +133,8 @@ def train(args: argparse.Namespace) -> Result:
     started, rate = time.perf_counter(), None
     for step in range(1, args.steps + 1):
         lr = schedule.get_last_lr()[0]
-        losses.append(train_step(model, optimizer, schedule, next(batches)))
+        images, labels = (part.to(args.device) for part in next(batches))
+        losses.append(train_step(model, optimizer, schedule, (images, labels)))
         # Losses stay tensors until somebody wants to see one: reading each would make the loop wait for it.
         if step == WARM_UP_STEPS or step % args.log_every == 0 or step == args.steps:
             loss = losses[-1].item()
@@ -155,6 +156,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.05, help="first learning rate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda, tpu, ...")
     parser.add_argument("--log-every", type=int, default=20, help="steps between progress lines; each reads the loss")
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write every step's loss as JSON")
     parser.add_argument("--quiet", action="store_true", help="print nothing")

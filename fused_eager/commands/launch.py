@@ -15,15 +15,17 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from ..config import OPTIONS, OptionError, parse_assignment, resolve
 from ..folder import FOLDER
 
 # Frames that lead to a program: ours, and Python's own way of starting and finding modules (not frozen before 3.11).
 _OURS = (FOLDER, "<frozen ", runpy.__file__, importlib.util.__file__)
-_WITH_VALUE = ("--mode", "--option")
+_WITH_VALUE = ("--device", "--mode", "--option")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -55,9 +57,14 @@ def _mode(text: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} [--mode MODE] [--option NAME=VALUE]... [--report] (SCRIPT | -m MODULE) [ARGUMENT...]",
+        usage=f"{prog} [--device NAME] [--mode MODE] [--option NAME=VALUE]... [--report] (SCRIPT | -m MODULE) [ARG...]",
         description="Run a Python program under fused_eager(), unmodified. What follows its name is the program's.",
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="give the program a device of this name (tpu), whose ops are fused, in place of those on CPU tensors",
     )
     parser.add_argument("--mode", type=_mode, help=f"{OPTIONS['mode'].kind.words} (default: the environment's)")
     parser.add_argument(
@@ -167,6 +174,19 @@ def _hide_our_frames() -> None:
     sys.excepthook = show
 
 
+def _context(device: str | None, options: dict[str, Any]) -> AbstractContextManager[Any]:
+    """What the program runs in: a context for CPU tensors, or a process with a device that has these options."""
+    import fused_eager
+
+    if device is None:
+        return fused_eager.fused_eager(**options)
+    from ..frontends.device.doors import set_options
+
+    fused_eager.register(device)
+    set_options(**options)
+    return nullcontext()
+
+
 def main(argv: list[str], prog: str) -> int:
     """Run the program that `argv` names. Returns 0, 1 for a module or 2 for a file or an option that cannot be used;
     `SystemExit` and whatever the program raises pass through."""
@@ -188,7 +208,7 @@ def main(argv: list[str], prog: str) -> int:
 
     LOG.asked, entered = arguments.report, False
     try:
-        with fused_eager.fused_eager(**options):
+        with _context(arguments.device, options):
             entered = True
             program()
     except SystemExit:

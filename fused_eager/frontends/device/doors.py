@@ -124,6 +124,14 @@ def is_on_device(t: Tensor) -> bool:
     return not t.is_cpu and t.device.type == DOORS[0].device.type
 
 
+def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
+    """An optimizer has made a step: the device begins to work on it, while the program goes on."""
+    for door in DOORS:
+        if door.stream.nodes and door.stream.config.mode == "fused":
+            with LOCK:
+                run.flush(door.stream, Reason("cut.optimizer", type(optimizer).__name__))
+
+
 def options_for(given: dict[str, object] | None = None) -> Config:
     """The options of a device: as the environment says, and nothing is measured against ATen in place, for it has no
     kernels there."""
@@ -178,4 +186,4 @@ def unseen(body: Callable[..., Any], *args: Any) -> Any:
         gc.enable()
 
 
-__all__ = ["DOORS", "Door", "door_of", "is_on_device", "options_for", "set_options", "told", "unseen"]
+__all__ = ["DOORS", "Door", "door_of", "is_on_device", "options_for", "set_options", "stepped", "told", "unseen"]

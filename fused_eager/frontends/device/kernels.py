@@ -21,7 +21,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
-from . import random, storages, transfers
+from . import cells, random, storages, transfers
 from .doors import Door, door_of, unseen
 from .transfers import island
 
@@ -189,7 +189,7 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
-    own = OWN.get(str(op)) or random.KERNELS.get(str(op))
+    own = OWN.get(str(op)) or random.KERNELS.get(str(op)) or cells.KERNELS.get(str(op))
     if own is not None:
         return own
     info = info_of(op)

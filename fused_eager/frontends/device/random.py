@@ -56,6 +56,11 @@ class Generator:
 GENERATORS: list[Generator] = []
 
 
+def draws_as_cpu() -> bool:
+    """Whether the numbers are to be those that CPU tensors would get."""
+    return DOORS[0].stream.config.rng == "torch_cpu"
+
+
 def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None) -> Tensor:
     seed, offset = GENERATORS[t.get_device()].draw()
     size = list(t.shape if size is None else size)
@@ -190,6 +195,11 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    if draws_as_cpu():
+        # What `dropout` does there: torch has a fused one for accelerators alone.
+        like = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype)
+        kept = transfers.to_device(DOORS[input.get_device()], torch.empty_like(like).bernoulli_(1 - p))
+        return input * (kept / (1 - p)), kept != 0
     mask = uniform(input) >= p
     return torch.where(mask, input * (1 / (1 - p)), 0.0).to(input.dtype), mask
 
@@ -227,13 +237,16 @@ _OWN: dict[str, Callable[..., Any]] = {
 }
 
 
+_EITHER = frozenset({"aten.native_dropout.default"})  # they know themselves how CPU tensors draw
+
+
 def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     packet, _, overload = name.removeprefix("aten.").partition(".")
     info = info_of(getattr(getattr(torch.ops.aten, packet), overload))
     of_host = by_aten(info)
 
     def kernel(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
-        if generator is not None or DOORS[0].stream.config.rng == "torch_cpu":
+        if generator is not None or (draws_as_cpu() and name not in _EITHER):
             return of_host(*args, generator=generator, **kwargs)
         # A schema calls `from` what Python cannot.
         return body(*args, **{"from_" if k == "from" else k: v for k, v in kwargs.items()})
@@ -242,7 +255,7 @@ def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
-    if generator is not None or DOORS[0].stream.config.rng == "torch_cpu":
+    if generator is not None or draws_as_cpu():
         return out.resize_(n).copy_(torch.randperm(n, generator=generator))
     return randperm_out(n, out=out)
 
@@ -253,7 +266,7 @@ def by_aten(info: OpInfo) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         door = door_of(args, kwargs)
         assert door is not None
-        if kwargs.get("generator") is None and door.stream.config.rng == "device":
+        if kwargs.get("generator") is None and not draws_as_cpu():
             seed, offset = GENERATORS[door.device.index].draw()
             made = torch.Generator().manual_seed((seed ^ (offset * 0x9E3779B97F4A7C15)) & _MOST)
             if "generator" in info.names:

@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from . import autocast, backend, kernels, random, storages
-from .doors import DOORS, Door, options_for
+from .doors import DOORS, Door, options_for, stepped
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -126,6 +127,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 def _patch() -> None:
     """What torch has no hook for, of a device that is registered in Python alone."""
+    register_optimizer_step_post_hook(stepped)
     graph = torch.autograd.graph
     run = graph._engine_run_backward
 

@@ -98,8 +98,9 @@ def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     try:
         with LOCK:
             return door.compute(info, args, kwargs)
-    except NotRecorded as why:
-        return island(door, info, args, kwargs, str(why))
+    except NotRecorded as error:
+        why = str(error)
+    return island(door, info, args, kwargs, why)
 
 
 def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
