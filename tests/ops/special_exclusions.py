@@ -175,12 +175,3 @@ UNRUN: dict[tuple[str, str], str] = {
     ("resize_", "no elements"): "what it grows into is unwritten memory",
     ("resize_as_", "no elements"): "what it grows into is unwritten memory",
 }
-
-# Ops whose gradient is known to differ, and is not compared.
-UNFIXED: frozenset[str] = frozenset(
-    {
-        # Below any dispatch mode autograd takes the product of the others, and eager divides: of infinities NaN.
-        "prod",
-        "masked.prod",
-    }
-)

@@ -81,7 +81,7 @@ PATTERNS: dict[str, Fill] = {
     "lowest": _constant(lambda info: info.min),
     "smallest": _constant(lambda info: info.tiny),
     "equal rows": _rows,
-    "ties": lambda t, k: (t / 2).clamp(-1e6, 1e6).round(),
+    "ties": lambda t, k: (t / 2).clamp(max(-1e6, torch.finfo(t.dtype).min), min(1e6, torch.finfo(t.dtype).max)).round(),
     "one nan": _one(NAN),
     "one inf": _one(INF),
     "one -inf": _one(-INF),

@@ -14,7 +14,7 @@ import torch
 from fused_eager.tracing import trace
 
 from .corpus import OPS, Case, cases
-from .special_exclusions import ACCEPTED, KINDS, UNFIXED, UNRUN
+from .special_exclusions import ACCEPTED, KINDS, UNRUN
 from .specials import PATTERNS, compare, differences
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
@@ -37,7 +37,7 @@ def _cases(names: list[str], dtype: torch.dtype, mode: str) -> Iterator[Case]:
     for name in names:
         found = {case.grad: case for case in cases([name], (dtype,), (mode,), (False, True)) if case.op == name}
         if found:
-            yield found[False] if OPS[name].name in UNFIXED else found.get(True, found[False])
+            yield found.get(True, found[False])
 
 
 def _run(case: Case, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def test_no_row_accepts_a_hidden_nan() -> None:
         assert set(row.kinds) <= KINDS and "hides NaN" not in KINDS
         assert set(row.patterns) <= {*PATTERNS, "*"}
         assert set(row.ops) <= {*named, "*"} and row.reason
-    assert named >= UNFIXED | {op for op, _ in UNRUN}
+    assert named >= {op for op, _ in UNRUN}
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,49 @@ def test_nan_is_not_hidden(program: Callable[[], torch.Tensor], mode: str) -> No
     assert torch.equal(want.nan_to_num(), got.nan_to_num())
 
 
+def gradient_of_a_product(dim: int | None, values: list[float], incoming: float) -> torch.Tensor:
+    y = torch.tensor([values, [2.0, 3.0, 4.0, 5.0]], requires_grad=True)
+    z = (y * 1).prod() if dim is None else (y * 1).prod(dim)
+    (z * 2).backward(torch.full_like(z, incoming))
+    assert y.grad is not None
+    return y.grad
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"compile": "wait", "native": "never"}, {"mode": "strict"}, {"mode": "debug"}], ids=str
+)
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_the_gradient_of_a_product_is_eagers(dim: int | None, options: dict[str, object]) -> None:
+    """Below any dispatch mode autograd multiplies the others; in eager it divides by each: inf / inf is NaN."""
+    rows = [
+        [1.0, INF, 2.0, 3.0],
+        [0.0, NAN, 1.0, 2.0],
+        [0.0, 1.0, INF, 2.0],
+        [0.0, 0.0, 1.0, 2.0],
+        [1.0, 2.0, 3.0, 4.0],
+    ]
+    for row in rows:
+        for incoming in (1.0, NAN):
+            want = gradient_of_a_product(dim, row, incoming)
+            with fused_eager(progress=False, **options):
+                got = [gradient_of_a_product(dim, row, incoming) for _ in range(2)]
+            for g in got:
+                torch.testing.assert_close(g, want, rtol=0, atol=0, equal_nan=True)
+
+
 small, large = torch.full((64,), 1e-20), torch.full((64,), 1e30)
 
 
-@pytest.mark.parametrize("program", [
-    lambda: small * 1e5 / small / small,  # 1e25, but small * small is 0
-    lambda: small / (small / large),
-    lambda: (large * large).sqrt(),
-    lambda: (small * 1e22).exp() * (small * -5e21).exp(),
-], ids=["quotients", "quotient of a quotient", "root of a square", "exponentials"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: small * 1e5 / small / small,  # 1e25, but small * small is 0
+        lambda: small / (small / large),
+        lambda: (large * large).sqrt(),
+        lambda: (small * 1e22).exp() * (small * -5e21).exp(),
+    ],
+    ids=["quotients", "quotient of a quotient", "root of a square", "exponentials"],
+)
 def test_what_is_too_large_on_the_way_stays_infinite(program: Callable[[], torch.Tensor]) -> None:
     want = program()
     with fused_eager(compile="wait", native="never", progress=False):

@@ -31,7 +31,19 @@ from ...memory.buffers import TABLE
 from ...quiet import adopt, inside, is_own
 from ...recording import native
 from ...running import run
-from . import aside, buckets, collecting, composites, distribution, keys, profiling, readers, reducers, tracers
+from . import (
+    aside,
+    buckets,
+    collecting,
+    composites,
+    distribution,
+    formulas,
+    keys,
+    profiling,
+    readers,
+    reducers,
+    tracers,
+)
 from .imports import after_import
 from .intercept import FrontDoor, enter_child, passed_sync, stepped
 from .readers import natively
@@ -237,6 +249,7 @@ def install() -> None:
         _undo.callback(profiling.forget)
         _undo.callback(reducers.detach)
         _undo.callback(composites.meet_composites())
+        _undo.callback(formulas.meet_formulas())
         _undo.callback(collecting.watch())
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)
