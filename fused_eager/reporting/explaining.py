@@ -109,13 +109,15 @@ def _by_line(region: Region) -> dict[str, list[tuple[str, bool, dict[str, int]]]
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Call `function(*args, **kwargs)` once under `fused_eager(mode="fused")` and explain what happened to its ops.
+    """Call `function(*args, **kwargs)` once under `fused_eager(mode="fused")` and explain what happened to its ops; or,
+    where `torch.compile` has made the function, as it is.
 
     Everything is finished on return; each region is waited for, so that its time can be told. Exceptions of the
     function pass through.
     """
     start = time.perf_counter()
-    with watching() as seen, fused_eager(mode="fused", compile="wait"):
+    compiled = hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
+    with watching() as seen, contextlib.nullcontext() if compiled else fused_eager(mode="fused", compile="wait"):
         result = function(*args, **kwargs)
     return Explanation(result, Report.of([_with_plans(seen, start)]))
 

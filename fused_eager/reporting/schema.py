@@ -251,7 +251,7 @@ KINDS: dict[str, Kind] = {
             "graph",
             "A graph of `torch.compile`'s, called with arguments of another form, or given up as one.",
             (
-                Field("forms", "integer", "the forms of its arguments for which it is compiled by now"),
+                Field("forms", "integer", "the forms of its arguments for which something had to be compiled by now"),
                 Field("changes", "list", "each difference from the form before as [what, before, now]; at most 20"),
                 Field("unfit", "text", "why it runs op by op from here on; empty if it does not"),
                 Field("backward", "boolean", "whether it is one of a backward pass"),

@@ -36,7 +36,9 @@ def configured(mode: str | None, options: Mapping[str, Any] | None) -> Config:
     """
     if (mode or "default") not in MODES:
         raise OptionError(f"there is no mode {mode!r} of torch.compile's; allowed: {', '.join(MODES)}")
-    return resolve({**MODES[mode or "default"], **(options or {})})
+    config = resolve({**MODES[mode or "default"], **(options or {})})
+    # One op at a time there: each is a region of its own.
+    return config.replace(max_region=1) if config.mode in ("strict", "debug") else config
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Interpreter
 
 from fused_eager.fusion_rules import precision
 
+from ...bounded import Bounded
 from ...config import Config
 from ...log.events import LOG
 from ...log.site import caller
@@ -19,6 +20,7 @@ from .capture import Capture, Unfit
 from .program import Program
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
+KEPT = 64  # programs: a number that counts on makes one at each call, and compiles nothing
 
 Form = tuple[Hashable, ...]
 _switches = precision.switches
@@ -36,7 +38,9 @@ class CompiledGraph:
         self.graph = graph
         self.config = config
         self.backward = backward
-        self.programs: dict[Form, Program] = {}
+        self.programs: Bounded[Form, Program] = Bounded(KEPT)
+        self.compiled = 0  # the forms for which the compiler was needed
+        self.before: Form | None = None  # the last form that was new
         self.unfit = ""
         self._lock = threading.Lock()
 
@@ -56,24 +60,25 @@ class CompiledGraph:
         """The program for another form; None where there is to be none."""
         with self._lock:
             found = self.programs.get(form)
-            if found is not None or len(self.programs) >= FORMS:
+            if found is not None or self.compiled >= FORMS:
                 return found
             try:
                 made = Capture(self.graph, self.config).program(args)
+                self.compiled += made.make_ready()
             except Unfit as why:
                 self.unfit = str(why)
                 self._tell(form, self.unfit)
                 return None
-            full = len(self.programs) == FORMS - 1
+            full = self.compiled == FORMS
             self._tell(form, f"its sizes keep changing: further forms than {FORMS} run op by op" if full else "")
-            self.programs[form] = made
+            self.programs[form], self.before = made, form
             return made
 
     def _tell(self, form: Form, why: str) -> None:
-        before = next(reversed(self.programs), form)
+        before = self.before or form
         found = [[what, str(a), str(b)] for what, a, b in zip(_words(form), before, form, strict=False) if a != b][:20]
-        forms, site = len(self.programs) + (not self.unfit), str(caller())
-        LOG.emit("graph", forms=forms, changes=found, unfit=why, backward=self.backward, site=site)
+        site = str(caller())
+        LOG.emit("graph", forms=self.compiled, changes=found, unfit=why, backward=self.backward, site=site)
 
     def _by_ops(self, args: list[Any]) -> Any:
         given = list(args)

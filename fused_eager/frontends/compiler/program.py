@@ -7,9 +7,10 @@ aliases and updates in place come out as they do in eager, whatever made the mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,7 +26,7 @@ from ...memory.buffers import COPIED, LOCK, storage_of
 from ...memory.heap import WATCH
 from ...memory.scratch import SCRATCH
 from ...planning.plan import Work
-from ...quiet import unobserved
+from ...quiet import OWN, unobserved
 from ...recording import native
 from ...running import load, run
 from ...running.arguments import as_array
@@ -33,6 +34,7 @@ from ...tracing.stream import NativeInput, Stream
 
 Tensor = torch.Tensor
 Slots = list[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,26 @@ def _flat(result: Any) -> Any:
         yield result
 
 
+def elsewhere(make: Callable[[], T]) -> T:
+    """Do something with JAX on a thread of its own, and wait for it: what JAX keeps of the stack that it is called on
+    would keep Dynamo's code alive, and by that the graph."""
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(make())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=f"{OWN}-graph", daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised.pop()
+    return found.pop()
+
+
 @dataclass(slots=True)
 class Stage:
     """A part of the graph that is one stream: where its inputs lie, and where its values go."""
@@ -126,10 +148,7 @@ class Stage:
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
-        found = self.kept.ready
-        if found is None:
-            found = self.kept.fill(self.work)
-        return found
+        return self.kept.ready or elsewhere(lambda: self.kept.fill(self.work))
 
     def run(self, slots: Slots) -> None:
         """Run the stage, and wait for its values.
@@ -192,6 +211,17 @@ class Program:
     constants: tuple[tuple[int, Any], ...]
     slots: int
     result: Any
+
+    def make_ready(self) -> bool:
+        """Load or compile all that it needs. Returns whether the compiler was needed."""
+
+        def make() -> bool:
+            for step in self.steps:
+                if isinstance(step, Stage):
+                    step.kept.fill(step.work)
+            return telling.begin()[1] > 0  # a thread's own seconds
+
+        return elsewhere(make)
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it; empties `args`, so that what is not needed any more is freed on the way."""
