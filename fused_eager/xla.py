@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax._src import compiler
 from jax._src.interpreters import pxla
+from jaxlib import xla_client
 
 T = TypeVar("T")
 
@@ -90,3 +91,22 @@ def options(library: dict[str, str]) -> bytes:
     client, alone = device().client, np.array([[device().id]])
     made = compiler.get_compile_options(1, 1, alone, env_options_overrides=library, backend=client)
     return made.SerializeAsString()
+
+
+_set_tracebacks: Callable[[bool], Any] | None = getattr(xla_client._xla, "set_tracebacks_enabled", None)
+
+
+class untraced:
+    """In the body, under the runtime's lock, JAX does not note the stack on which an array is made: an array that is
+    kept would keep all code on it alive, and what hangs on that: a graph of Dynamo's."""
+
+    __slots__ = ("was",)
+
+    def __enter__(self) -> None:
+        self.was = _set_tracebacks is not None and xla_client._xla.tracebacks_enabled()
+        if self.was:
+            _set_tracebacks(False)  # type: ignore[misc]
+
+    def __exit__(self, *error: Any) -> None:
+        if self.was:
+            _set_tracebacks(True)  # type: ignore[misc]

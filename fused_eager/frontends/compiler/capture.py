@@ -345,7 +345,8 @@ class Capture:
             switches, default = precision.switches(), torch.get_default_dtype()
             config, homes = self.config, homes_of_values(stream)
             inputs = [(i.vid, i.home, self.slot_of[at], i.offset) for at, found in natives.items() for i in found]
-            work = Work(stream.nodes, homes, live, frozenset(donatable), config, reason, switches, default, stream.device)
+            ends = (live, frozenset(donatable), config, reason)
+            work = Work(stream.nodes, homes, *ends, switches, default, stream.device)
             self.steps.append(Stage(work, tuple(inputs), tuple(outputs), tuple(written), reason))
         for b in list(stream.pending.values()):
             trap.disarm(b.storage)

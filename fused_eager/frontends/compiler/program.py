@@ -31,6 +31,7 @@ from ...recording import native
 from ...running import load, run
 from ...running.arguments import as_array
 from ...tracing.stream import NativeInput, Stream
+from ...xla import untraced
 
 Tensor = torch.Tensor
 Slots = list[Any]
@@ -167,7 +168,8 @@ class Stage:
             for _, slot, _ in self.written:
                 native.protect(storage_of(slots[slot]), of=stream)
             SCRATCH.collect()
-            values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
+            with untraced():
+                values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
             telling.flushed(self.reason, ready, len(self.work.nodes), began)
             SCRATCH.drop()
             WATCH.look()
