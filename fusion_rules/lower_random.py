@@ -21,17 +21,18 @@ from .rule import OpClass, rule
 from .spec import JAX_DTYPE
 
 _LIBRARY = torch.library.Library("fused_eager", "FRAGMENT")
+_LIKE = "*, ScalarType dtype, Device? device=None) -> Tensor"
 _SCHEMAS = (
-    "random_uniform(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
-    "random_normal(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
-    "random_bits(int[] size, int seed, int offset, *, ScalarType dtype, Device? device=None) -> Tensor",
+    f"random_uniform(int[] size, int seed, int offset, {_LIKE}",
+    f"random_normal(int[] size, int seed, int offset, float mean, float std, {_LIKE}",
+    f"random_bits(int[] size, int seed, int offset, {_LIKE}",
 )
 
 
 def _enter(schema: str) -> None:
     name = _LIBRARY.define(schema).removeprefix("fused_eager::")
 
-    def shape_of(size: list[int], seed: int, offset: int, *, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
+    def shape_of(size: list[int], *numbers: Any, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
         """What the op returns, without its values: they are drawn where it is compiled, and nowhere else."""
         return torch.empty(size, dtype=dtype, device=device)
 
@@ -57,11 +58,18 @@ def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: An
     return jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
 
 
-@rule("fused_eager.random_normal.default", OpClass.FACTORY, hoist=["seed", "offset"])
-def random_normal(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
-    """Numbers of the standard normal distribution; complex ones have a variance of 1 altogether, as ATen's."""
+@rule(
+    "fused_eager.random_normal.default",
+    OpClass.FACTORY,
+    hoist=["seed", "offset", "mean", "std"],
+    alone=True,
+    note="a region by itself: the last bits of a logarithm depend on how the loop around it is vectorised",
+)
+def random_normal(cx: Context, size: Any, seed: Any, offset: Any, mean: Any, std: Any, **options: Any) -> Any:
+    """Numbers of a normal distribution."""
     dtype = JAX_DTYPE[cx.out[0].dtype]
-    return jax.random.normal(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
+    drawn = jax.random.normal(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
+    return drawn * lax.convert_element_type(std, dtype) + lax.convert_element_type(mean, dtype)
 
 
 @rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"])

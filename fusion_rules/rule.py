@@ -71,6 +71,8 @@ class Rule:
 
     `may_raise` says that eager refuses some values, so that the op has to run though nobody reads its result. Only
     such a row may ask for checks.
+
+    `alone`: it is a region by itself, for its last bits would depend on what it is fused with and may not.
     """
 
     op: str
@@ -80,6 +82,7 @@ class Rule:
     keep: frozenset[str] = frozenset()
     hoist: frozenset[str] = frozenset()
     may_raise: bool = False
+    alone: bool = False
     note: str = ""
 
 
@@ -94,6 +97,7 @@ def rule(
     keep: Iterable[str] = (),
     hoist: Iterable[str] = (),
     may_raise: bool = False,
+    alone: bool = False,
     note: str = "",
 ) -> Callable[[Lowering], Lowering]:
     """Decorator: enter one lowering for one or several overloads, named without namespace ("add.Tensor") or with.
@@ -108,7 +112,7 @@ def rule(
             if name in RULES:
                 raise ValueError(f"{name} has two lowerings: {RULES[name].lower!r} and {lower!r}")
             raising = may_raise or cls in _RAISING
-            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, note)
+            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note)
         return lower
 
     return enter

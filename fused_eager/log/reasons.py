@@ -174,6 +174,14 @@ CODES: dict[str, Code] = {
             "for layer in layers:\n    x = layer(x)  # nothing to change: equal layers are one compilation",
         ),
         Code(
+            "region.alone",
+            "these random numbers are drawn alone, so that they are the same to the last bit whatever is computed of "
+            "them",
+            "none needed: a natural cut",
+            "y = x + torch.randn_like(x)",
+            "y = x + torch.randn_like(x)  # nothing to change: what is drawn goes from region to region",
+        ),
+        Code(
             "region.memory",
             "the region would take more memory for its temporaries than the heap keeps for the next run",
             "none needed: a natural cut; smaller batches need less memory",

@@ -156,6 +156,11 @@ def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
     return kept[::-1]
 
 
+def _is_alone(node: Node) -> bool:
+    rule = rule_for(node.twin)
+    return rule is not None and rule.alone
+
+
 # Cuts within what is one piece of work for the program.
 _CONTINUED = ("region.repeat", "region.memory")
 Group = tuple[str, list[int], Reason]
@@ -170,6 +175,7 @@ def _group(
     max_region: int,
     end: Reason,
 ) -> list[Group]:
+    groups: list[Group] = []
     level: dict[int, int] = {}
     from_island: dict[int, bool] = {}
     handed_out = set(live)  # from one group to another, or to the program
@@ -177,6 +183,9 @@ def _group(
     aten: dict[int, list[int]] = defaultdict(list)
     for i in needed:
         node, island = nodes[i], i in islands
+        if _is_alone(node) and not island:  # it draws from nothing but numbers, so it can be first
+            groups.append(("xla", [i], Reason("region.alone", str(node.op), describe(node.place))))
+            continue
         at = 0
         for vid in operands(node):
             if vid in level:
@@ -185,7 +194,6 @@ def _group(
         (aten if island else xla)[at].append(i)
         for r in node.results:
             level[r.vid], from_island[r.vid] = at, island
-    groups: list[Group] = []
     top = max([*xla, *aten], default=-1)
     for at in range(top + 1):
         members: list[int] = []

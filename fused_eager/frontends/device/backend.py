@@ -383,4 +383,5 @@ def module(name: str, simulated: bool) -> types.ModuleType:
         if not key.startswith("__") and key not in ("module", "annotations"):
             setattr(made, key, value)
     made.is_simulated = simulated  # type: ignore[attr-defined]
+    made._initialized = True  # type: ignore[attr-defined] # else checkpoints keep no random state
     return made

@@ -61,10 +61,10 @@ def draws_as_cpu() -> bool:
     return DOORS[0].stream.config.rng == "torch_cpu"
 
 
-def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None) -> Tensor:
+def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None, numbers: tuple[float, ...] = ()) -> Tensor:
     seed, offset = GENERATORS[t.get_device()].draw()
     size = list(t.shape if size is None else size)
-    return _make(DOORS[t.get_device()], op, (size, seed, offset), {"dtype": dtype})
+    return _make(DOORS[t.get_device()], op, (size, seed, offset, *numbers), {"dtype": dtype})
 
 
 def _make(door: Door, op: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -110,10 +110,11 @@ def normal_(self: Tensor, mean: float = 0, std: float = 1) -> Tensor:
     if self.dtype.is_complex:
         torch.view_as_real(self).normal_(0, std * math.sqrt(0.5))
         return self.add_(mean) if mean else self
-    drawn = _drawn(_OPS.random_normal, self, _in_float(self))
-    if std != 1:
-        drawn = drawn * std
-    return self.copy_(drawn + mean if mean else drawn)
+    return self.copy_(_normal(self, mean, std))
+
+
+def _normal(t: Tensor, mean: float, std: float) -> Tensor:
+    return _drawn(_OPS.random_normal, t, _in_float(t), numbers=(float(mean), float(std)))
 
 
 def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
@@ -125,7 +126,7 @@ def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
 def log_normal_(self: Tensor, mean: float = 1, std: float = 2) -> Tensor:
     if std <= 0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
-    return self.copy_(torch.exp(_drawn(_OPS.random_normal, self, _in_float(self)) * std + mean))
+    return self.copy_(torch.exp(_normal(self, mean, std)))
 
 
 def cauchy_(self: Tensor, median: float = 0, sigma: float = 1) -> Tensor:

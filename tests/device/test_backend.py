@@ -1,0 +1,63 @@
+"""`torch.tpu` and `torch.accelerator`: what programs ask a device's module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .compare import TPU
+
+
+def test_torch_knows_the_accelerator() -> None:
+    found = torch.accelerator.current_accelerator()
+    assert found is not None and found.type == "tpu" and torch.accelerator.is_available()
+    torch.accelerator.synchronize()
+
+
+def test_devices_are_counted_and_named() -> None:
+    assert torch.tpu.is_available() and torch.tpu.device_count() >= 1 and torch.tpu.current_device() == 0
+    assert torch.tpu.get_device_properties().platform == "cpu" and torch.tpu.get_device_name(0)
+    with pytest.raises(RuntimeError, match="there is no device 99"):
+        torch.tpu.set_device(99)
+    with pytest.raises(ValueError, match="expected a tpu device"):
+        torch.tpu.get_device_name("cpu")
+
+
+def test_memory_is_counted_by_what_lives() -> None:
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    x = torch.ones(1000, device=TPU)
+    assert torch.tpu.memory_allocated() - before == 4000
+    del x
+    assert torch.tpu.memory_allocated() == before
+    free, total = torch.tpu.mem_get_info()
+    assert 0 < free <= total
+
+
+def test_events_and_streams() -> None:
+    first, last = torch.tpu.Event(enable_timing=True), torch.tpu.Event(enable_timing=True)
+    first.record()
+    x = torch.ones(64, 64, device=TPU) @ torch.ones(64, 64, device=TPU)
+    last.record()
+    last.synchronize()
+    assert last.query() and first.elapsed_time(last) > 0 and x.sum().item() == 64**3
+    with torch.tpu.stream(torch.tpu.Stream()) as _:
+        torch.tpu.current_stream().wait_stream(torch.tpu.default_stream())
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        torch.tpu.Event().elapsed_time(last)
+
+
+def test_modes_have_torch_tpus_names() -> None:
+    before = torch.tpu.get_eager_mode()
+    with torch.tpu.eager_mode(torch.tpu.EagerMode.DEFER_NEVER):
+        assert torch.tpu.get_eager_mode() is torch.tpu.EagerMode.DEFER_NEVER
+        assert (torch.ones(3, device=TPU) + 1).tolist() == [2, 2, 2]
+    assert torch.tpu.get_eager_mode() is before
+
+
+def test_one_name_for_each_process() -> None:
+    import fused_eager
+
+    assert fused_eager.register("tpu") == torch.tpu.device_count()
+    with pytest.raises(fused_eager.FusedEagerError, match="has the device 'tpu' already"):
+        fused_eager.register("xla")

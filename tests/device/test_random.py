@@ -1,0 +1,107 @@
+"""Random numbers of the device: one seed, one sequence, whatever the mode and wherever streams are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fused_eager.frontends.device.doors import set_options
+
+from .compare import TPU
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "uniform": lambda x: x.clone().uniform_(-1, 3),
+    "normal": lambda x: x.clone().normal_(1, 2),
+    "rand": lambda x: torch.rand(x.shape, device=x.device),
+    "randn_like": torch.randn_like,
+    "randint": lambda x: torch.randint(3, 9, x.shape, device=x.device),
+    "randperm": lambda x: torch.randperm(x.numel(), device=x.device),
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
+    "exponential": lambda x: x.clone().exponential_(2),
+    "dropout": lambda x: F.dropout(torch.ones_like(x), 0.25),
+    "multinomial": lambda x: torch.multinomial(torch.ones(8, device=x.device), 4),
+    "with replacement": lambda x: torch.multinomial(torch.ones(8, device=x.device), 20, replacement=True),
+    "poisson": lambda x: torch.poisson(torch.full_like(x, 4.0)),
+    "complex": lambda x: torch.randn(x.shape, dtype=torch.complex64, device=x.device),
+    "half": lambda x: torch.rand(x.shape, dtype=torch.bfloat16, device=x.device),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    mode = torch.tpu.get_eager_mode()
+    yield
+    torch.tpu.set_eager_mode(mode)
+    set_options(rng="device")
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_seed_gives_the_same_numbers_in_every_mode(name: str) -> None:
+    found = []
+    for mode in torch.tpu.EagerMode:
+        torch.tpu.set_eager_mode(mode)
+        torch.manual_seed(7)
+        x = torch.zeros(6, 7, device=TPU)
+        found.append([DRAWS[name](x).cpu() for _ in range(2)])
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
+    assert not torch.equal(*found[0]), "two draws are two"
+
+
+def test_the_numbers_are_spread_as_they_should_be() -> None:
+    torch.manual_seed(0)
+    n = 40_000
+    u, g = torch.rand(n, device=TPU), torch.randn(n, device=TPU)
+    assert u.min() >= 0 and u.max() < 1 and abs(u.mean().item() - 0.5) < 0.01 and abs(u.var().item() - 1 / 12) < 0.005
+    assert abs(g.mean().item()) < 0.03 and abs(g.std().item() - 1) < 0.03
+    counts = torch.bincount(torch.randint(0, 10, (n,), device=TPU), minlength=10)
+    assert (counts - n / 10).abs().max() < 300
+    kept = F.dropout(torch.ones(n, device=TPU), 0.25)
+    assert kept.unique().tolist() == pytest.approx([0, 4 / 3]) and abs(kept.mean().item() - 1) < 0.02
+    drawn = torch.multinomial(torch.tensor([1.0, 3.0], device=TPU), n, replacement=True).float().mean().item()
+    assert abs(drawn - 0.75) < 0.02
+    assert sorted(torch.randperm(100, device=TPU).tolist()) == list(range(100))
+    once = torch.multinomial(torch.ones(3, 9, device=TPU), 9)
+    assert all(sorted(row) == list(range(9)) for row in once.tolist())
+
+
+def test_the_state_is_kept_and_set_again() -> None:
+    torch.tpu.manual_seed(3)
+    torch.rand(2, device=TPU)
+    state = torch.tpu.get_rng_state()
+    first = torch.rand(5, device=TPU)
+    torch.tpu.set_rng_state(state)
+    assert torch.equal(first, torch.rand(5, device=TPU))
+    with torch.random.fork_rng(devices=[0], device_type="tpu"):
+        torch.rand(9, device=TPU)
+    after = torch.rand(5, device=TPU)
+    torch.tpu.set_rng_state(state)
+    torch.rand(5, device=TPU)
+    assert torch.equal(after, torch.rand(5, device=TPU))
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        torch.tpu.set_rng_state(torch.zeros(3))
+
+
+def test_a_checkpoint_draws_again_what_it_drew() -> None:
+    x = torch.ones(50, device=TPU, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda v: F.dropout(v, 0.5), x, use_reentrant=False)
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, y.detach())
+
+
+def test_the_programs_own_generator_is_the_hosts() -> None:
+    here = torch.rand(4, generator=torch.Generator().manual_seed(5))
+    there = torch.zeros(4, device=TPU).uniform_(generator=torch.Generator().manual_seed(5))
+    assert torch.equal(here, there.cpu())
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "randint", "bernoulli", "dropout", "randperm"])
+def test_a_device_can_draw_what_the_cpu_draws(name: str) -> None:
+    set_options(rng="torch_cpu")
+    torch.manual_seed(11)
+    there = DRAWS[name](torch.zeros(6, 7, device=TPU)).cpu()
+    torch.manual_seed(11)
+    assert torch.equal(there, DRAWS[name](torch.zeros(6, 7)))

@@ -1,0 +1,212 @@
+"""Tensors of the device: made, moved, viewed, written, looked at raw, kept and loaded, as on any other device."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from .compare import TPU, check
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16, torch.float8_e4m3fn),
+)
+
+
+def grid() -> torch.Tensor:
+    return torch.arange(6.0, device=TPU).reshape(2, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_goes_there_and_back(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1, 0, 1, 1]).to(dtype)
+    there = x.to(TPU)
+    assert (there.device, there.dtype, there.shape) == (TPU, dtype, x.shape)
+    assert there.cpu().view(torch.uint8).tolist() == x.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.tensor([[1, 2], [3, 4]], device=device),
+        lambda device: torch.zeros(2, 3, device=device),
+        lambda device: torch.full((2,), 3, device=device),
+        lambda device: torch.arange(1, 9, 3, device=device),
+        lambda device: torch.linspace(0, 1, 4, device=device),
+        lambda device: torch.eye(3, device=device),
+        lambda device: torch.scalar_tensor(2.5, device=device),
+        lambda device: torch.ones(2, device=device).new_full((3,), 2.0),
+        lambda device: torch.empty(2, 3, device=device).zero_(),
+        lambda device: torch.empty(2, 3, 4, 4, device=device, memory_format=torch.channels_last).fill_(1),
+        lambda device: torch.asarray([1.0, 2.0], device=device),
+    ],
+)
+def test_factories_make_what_they_make_on_the_cpu(make: Callable[[Any], torch.Tensor]) -> None:
+    want, got = make("cpu"), make(TPU)
+    assert (got.device, got.dtype, got.stride()) == (TPU, want.dtype, want.stride())
+    assert torch.equal(got.cpu(), want)
+
+
+def test_the_type_alone_means_the_current_device() -> None:
+    assert torch.ones(1, device="tpu").device == TPU
+    with torch.device("tpu"):
+        assert torch.nn.Linear(2, 2).weight.device == TPU
+    assert torch.nn.Linear(2, 2).tpu().weight.is_tpu
+
+
+def test_copies_keep_their_layout() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    for there in (x.to(TPU), x.T.to(TPU).T, x.to(TPU, torch.float64)):
+        assert torch.equal(there.cpu().float(), x)
+    assert x.to(TPU).stride() == x.stride() == x.to(TPU).cpu().stride()
+
+
+def test_what_is_written_on_the_cpu_later_is_not_seen() -> None:
+    x = torch.ones(4)
+    there = x.to(TPU)
+    x.zero_()
+    here = there.cpu()
+    there.zero_()
+    assert here.tolist() == [1] * 4 and there.tolist() == [0] * 4
+
+
+def test_copies_between_a_device_and_parts_of_tensors() -> None:
+    there = torch.zeros(3, 4, device=TPU)
+    there[:, 1:3].copy_(torch.arange(6).reshape(3, 2))
+    here = torch.full((4, 4), 9.0)
+    here[1:].copy_(there)
+    assert here.tolist() == [[9] * 4, [0, 0, 1, 0], [0, 2, 3, 0], [0, 4, 5, 0]]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[1:, ::2].add_(1),
+        lambda x: (x.t()[0].fill_(7), x)[1],
+        lambda x: (x.view(-1)[2:5].mul_(3), x)[1],
+        lambda x: (x.as_strided((2, 2), (1, 1)).clone().add_(x[:, :2]), x),
+        lambda x: (x[x > 2], x.nonzero(), torch.unique(x)),
+        lambda x: x.masked_fill_(x > 2, -1),
+        lambda x: x.index_put_((torch.tensor([0, 1], device=x.device),), x[0] * 2),
+        lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
+        lambda x: torch.sort(x, 1, descending=True),
+        lambda x: x.clone().resize_(3, 2),
+        lambda x: x.unfold(1, 2, 1).contiguous(),
+        lambda x: torch.view_as_real(torch.complex(x, x).conj().resolve_conj()),
+        lambda x: x.view(torch.int32).bitwise_and_(0x7FFFFFFF),
+        lambda x: x.detach().clone().data.add_(1),
+        lambda x: torch.stack(x.split(1, 1)[::-1]).squeeze_(),
+        lambda x: x.expand(2, 2, 3).sum((0, 2)),
+    ],
+)
+def test_views_and_writes(program: Callable[[torch.Tensor], Any]) -> None:
+    check(program, torch.arange(6.0).reshape(2, 3))
+
+
+def test_a_storage_has_an_identity() -> None:
+    x, y = grid(), grid()
+    assert x.data_ptr() == x.view(-1).data_ptr() != y.data_ptr()
+    assert x[1:].data_ptr() - x.data_ptr() == 12 and x.untyped_storage().nbytes() == 24
+    z = torch.empty(0, device=TPU).set_(x)
+    z.add_(1)
+    assert x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_storage_grows_and_shrinks() -> None:
+    x = torch.arange(4.0, device=TPU)
+    x.resize_(6)
+    assert x.tolist()[:4] == [0, 1, 2, 3]
+    x.untyped_storage().resize_(0)
+    assert x.untyped_storage().nbytes() == 0
+    x.untyped_storage().resize_(24)
+    x.copy_(torch.ones(6))
+    assert x.tolist() == [1] * 6
+
+
+def test_raw_access() -> None:
+    x = grid()
+    assert (x[1, 2].item(), x.tolist(), bool((x > -1).all())) == (5, [[0, 1, 2], [3, 4, 5]], True)
+    with pytest.raises(TypeError, match=r"can't convert tpu:0 device type tensor to numpy"):
+        x.numpy()
+    with pytest.raises((ValueError, BufferError), match=r"(?i)dlpack"):
+        torch.from_dlpack(x)
+    assert "device='tpu:0'" in repr(x)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda x: pickle.loads(pickle.dumps(x)),
+        copy.deepcopy,
+        lambda x: _saved(x),
+        lambda x: _saved(x.cpu(), map_location="tpu"),
+        lambda x: _saved(x, map_location="cpu").to(TPU),
+    ],
+    ids=["pickle", "deepcopy", "saved", "brought", "fetched"],
+)
+def test_copies_of_tensors_that_are_kept(again: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = grid()
+    y = again(x)
+    assert y.device == TPU and torch.equal(x, y)
+    y.add_(1)
+    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def _saved(thing: Any, **options: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+def test_tensors_that_share_a_storage_share_it_when_loaded() -> None:
+    x = grid()
+    loaded = _saved({"all": x, "row": x[1]})
+    loaded["row"].zero_()
+    assert loaded["all"].tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_a_state_dict_is_one_of_any_device() -> None:
+    torch.manual_seed(0)
+    here = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    there = copy.deepcopy(here).to("tpu")
+    there.load_state_dict(_saved(here.state_dict()))
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+
+
+def test_errors_come_at_their_own_line() -> None:
+    x = grid()
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        x @ x
+    with pytest.raises(RuntimeError, match=r"same device.*tpu:0 and cpu"):
+        x + torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match="more than one element"):
+        torch.zeros(1, 3, device=TPU).expand(2, 3).add_(1)
+    with pytest.raises(RuntimeError, match=r"single memory|overlap|same memory"):
+        x.view(-1)[1:].copy_(x.view(-1)[:-1]).index_add_(0, torch.tensor([0], device=TPU), x.view(-1)[1:2])
+
+
+def test_an_index_out_of_range_is_told_with_its_line_and_nothing_else_is_lost() -> None:
+    x, before = grid(), torch.ones(2, device=TPU)
+    wrong = x[torch.tensor([5], device=TPU)] + 1
+    with pytest.raises(IndexError, match=r"index 5 is out of bounds.*test_tensors.py"):
+        wrong.cpu()
+    assert before.tolist() == [1, 1] and x.sum().item() == 15
+
+
+def test_a_number_of_the_cpu_may_be_an_operand() -> None:
+    assert (grid() * torch.tensor(2.0)).tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
+def test_an_op_without_a_lowering_is_named_in_the_report() -> None:
+    from fused_eager import report
+
+    report(reset=True)
+    check(torch.linalg.eigvals, torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    assert "eigvals" in str(report()) or "linalg_eig" in str(report())

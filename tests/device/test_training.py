@@ -1,0 +1,166 @@
+"""Training on the device: losses and gradients as on the CPU, whatever the layers, the optimizer and the mode."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fused_eager import report
+
+from .compare import TPU, check, same
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4),
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-2),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+    "AdamW, one by one": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+}
+
+
+def losses(device: Any, optimizer: Callable[[Any], torch.optim.Optimizer], steps: int = 4) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 5)).to(device)
+    made, drawn = optimizer(model.parameters()), torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(steps):
+        x = torch.randn(6, 8, generator=drawn).to(device)
+        y = torch.randint(0, 5, (6,), generator=drawn).to(device)
+        loss = F.cross_entropy(model(x), y)
+        made.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        made.step()
+        found.append(loss.detach())
+    return [loss.item() for loss in found]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_are_the_cpus(name: str) -> None:
+    assert losses("tpu", OPTIMIZERS[name]) == pytest.approx(losses("cpu", OPTIMIZERS[name]), rel=1e-4)
+
+
+def test_a_steady_loop_compiles_nothing() -> None:
+    losses("tpu", OPTIMIZERS["SGD"], 3)
+    before = report().compilations
+    losses("tpu", OPTIMIZERS["SGD"], 6)
+    assert report().compilations == before
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), (2, 3, 6, 6)),
+    "LSTM": (lambda: nn.LSTM(4, 5, num_layers=2, batch_first=True), (2, 3, 4)),
+    "LSTM without biases": (lambda: nn.LSTM(4, 5, bias=False, bidirectional=True), (3, 2, 4)),
+    "GRU": (lambda: nn.GRU(4, 5, num_layers=2), (3, 2, 4)),
+    "RNN": (lambda: nn.RNN(4, 5), (3, 2, 4)),
+    "LSTM cell": (lambda: nn.LSTMCell(4, 5), (2, 4)),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
+    "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.Flatten()), (2, 2, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_and_their_gradients(name: str) -> None:
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    here = make()
+    there = copy.deepcopy(here).to(TPU)
+    x = torch.randn(shape)
+    for model, given in ((here, x.clone().requires_grad_()), (there, x.to(TPU).requires_grad_())):
+        out = model(given)
+        flat = out if isinstance(out, torch.Tensor) else out[0]
+        (flat * torch.linspace(0, 1, flat.numel(), device=flat.device).reshape(flat.shape)).sum().backward()
+        model.kept = (flat.detach(), given.grad)
+    same(here.kept, there.kept, 1e-4)
+    same([p.grad for p in here.parameters()], [p.grad for p in there.parameters()], 1e-4)
+    same(list(here.buffers()), list(there.buffers()), 1e-4)
+
+
+def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:
+    x = torch.ones(4, 4, device=TPU)
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype == F.linear(x, x).dtype == torch.bfloat16
+        assert torch.softmax(x @ x, -1).dtype == (x @ x).exp().dtype == torch.float32
+        assert ((x @ x) + x).dtype == torch.cat([x @ x, x]).dtype == torch.float32
+        with torch.autocast("tpu", enabled=False):
+            assert (x @ x).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            F.binary_cross_entropy(x * 0.5, x)
+
+
+def test_mixed_precision_trains() -> None:
+    model = nn.Linear(4, 1).to("tpu")
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("tpu")
+    x, first, last = torch.randn(16, 4).to("tpu"), None, None
+    for _ in range(10):
+        with torch.autocast("tpu", dtype=torch.float16):
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        first, last = first if first is not None else loss.item(), loss.item()
+    assert last < first
+
+
+def test_transforms_hooks_and_checkpoints() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    check(torch.func.vmap(torch.func.grad(lambda v: (v**2).sum())), x)
+    check(lambda v: torch.func.jvp(torch.sin, (v,), (torch.ones_like(v),)), x)
+    y, seen = x.to(TPU).requires_grad_(), []
+    y.register_hook(lambda grad: seen.append(grad.sum().item()))
+    torch.utils.checkpoint.checkpoint(lambda v: (v * 2).sin(), y, use_reentrant=False).sum().backward()
+    assert seen == pytest.approx([(x * 2).cos().mul(2).sum().item()], rel=1e-5)
+    z = torch.ones(3, dtype=torch.float64, device=TPU, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: (v * v).sum(), z)
+
+
+@pytest.mark.skipif(torch.tpu.device_count() < 4, reason="the process has fewer than four devices")
+def test_several_devices() -> None:
+    a = torch.ones(3, device="tpu:1", requires_grad=True)
+    b = torch.full((3,), 2.0, device="tpu:3", requires_grad=True)
+    ((a * 2).to("tpu:3") * b).sum().backward()
+    assert a.grad is not None and b.grad is not None
+    assert (a.grad.device.index, a.grad.tolist()) == (1, [4, 4, 4])
+    assert (b.grad.device.index, b.grad.tolist()) == (3, [2, 2, 2])
+    with pytest.raises(RuntimeError, match="same device"):
+        a + b
+    with torch.tpu.device(2):
+        assert torch.ones(1, device="tpu").device.index == 2
+    assert torch.tpu.current_device() == 0
+
+
+def test_threads_share_a_device() -> None:
+    shared, found = torch.eye(8, device=TPU) * 2, {}
+
+    def work(number: int) -> None:
+        x = torch.full((8, 8), float(number), device=TPU)
+        for _ in range(20):
+            x = (shared @ x) / 2
+        found[number] = x.sum().item()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == {n: 64.0 * n for n in range(6)}
+
+
+def test_the_memory_of_a_loop_is_flat() -> None:
+    x, sizes = torch.ones(64, device=TPU), []
+    for step in range(40):
+        x = x * 1.01 + 1
+        if step % 10 == 9:
+            x.sum().item()
+            sizes.append(torch.tpu.memory_allocated())
+    assert sizes[1:] == [sizes[1]] * 3

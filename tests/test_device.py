@@ -1,0 +1,72 @@
+"""The device: its tests, each suite in a process that has it, in every mode, cold and with the cache full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITES = ("tensors", "training", "random", "backend")
+MODES = ("fused", "strict", "debug")
+
+
+def run_suite(name: str, folder: Path, *arguments: str, **environment: str) -> None:
+    """Run one file of tests/device in a process of its own."""
+    given = {"TESTS_ON_DEVICE": "1", "FUSED_EAGER_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/device/test_{name}.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "FUSED_EAGER_PROGRESS": "0", **given},
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the first run fills for the second."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
+    run_suite(name, tmp_path, FUSED_EAGER_DEVICES="4")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["training", "random"])
+def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
+    if name == "random" and mode == "fused":
+        return  # it goes through the modes itself
+    run_suite(name, tmp_path, FUSED_EAGER_MODE=mode)
+    run_suite(name, tmp_path, FUSED_EAGER_MODE=mode)
+
+
+@pytest.mark.parametrize("mode", ["strict", pytest.param("fused", marks=pytest.mark.slow)])
+def test_every_op(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    whole = ("-m", "slow or not slow") if request.config.option.markexpr != "not slow" else ()
+    run_suite("ops", tmp_path, *whole, FUSED_EAGER_MODE=mode)
+
+
+def test_importing_the_library_gives_no_device() -> None:
+    source = "import fused_eager, torch; print(torch._C._get_privateuse1_backend_name(), hasattr(torch, 'tpu'))"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["privateuseone", "False"], done.stderr
+
+
+def test_a_program_is_given_the_device_without_an_import(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import torch\nprint((torch.ones(2, device='tpu') + 1).tolist())\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "fused_eager", "run", "--device", "tpu", "--mode", "strict", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "[2.0, 2.0]\n" and "tpu: 1 device, simulated by the CPU" in done.stderr
