@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast test-device test-full test-services test-wheel test-upstream
 .PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -33,6 +33,10 @@ test: .venv/.made
 test-services: .venv/.made-full
 	$(BIN)/python -m tests.services.programs
 	$(BIN)/python -m pytest -p tests.services.skips -m "services and not slow" $(WORKERS) $(ARGS)
+
+# Tensors on the device, in every mode: all ops of the op corpus, and what is slow.
+test-device: .venv/.made
+	$(BIN)/python -m pytest tests/test_device.py -m "slow or not slow" $(WORKERS) $(ARGS)
 
 # One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
 test-fast: .venv/.made

@@ -14,13 +14,16 @@ SUITES = ("tensors", "training", "random", "backend")
 MODES = ("fused", "strict", "debug")
 
 
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/device")
+
+
 def run_suite(name: str, folder: Path, *arguments: str, **environment: str) -> None:
     """Run one file of tests/device in a process of its own."""
-    given = {"TESTS_ON_DEVICE": "1", "FUSED_EAGER_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", **environment}
+    given = {"TESTS_ON_DEVICE": "1", "FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(folder), **environment}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/device/test_{name}.py", *arguments],
+        [*PYTEST, f"tests/device/test_{name}.py", *(arguments or ("-m", "not slow"))],
         cwd=ROOT,
-        env={**os.environ, "FUSED_EAGER_PROGRESS": "0", **given},
+        env={**os.environ, "FUSED_EAGER_PROGRESS": "0", "OMP_NUM_THREADS": "1", **given},
         capture_output=True,
         text=True,
         timeout=3000,
@@ -50,7 +53,7 @@ def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["strict", pytest.param("fused", marks=pytest.mark.slow)])
 def test_every_op(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    whole = ("-m", "slow or not slow") if request.config.option.markexpr != "not slow" else ()
+    whole = () if "not slow" in request.config.option.markexpr else ("-m", "slow or not slow")
     run_suite("ops", tmp_path, *whole, FUSED_EAGER_MODE=mode)
 
 

@@ -72,10 +72,7 @@ def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tup
             return leaf
         if leaf.is_cpu and (leaf.ndim == 0 or (info.op._schema.name in _INDEXED and _is_index(leaf))):
             return transfers.to_device(door, leaf)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {door.device.name} and "
-            f"{leaf.device}! (when checking the arguments of {info.op})"
-        )
+        raise RuntimeError(transfers.DIFFER.format(f"{door.device.name} and {leaf.device}", info.op))
 
     kwargs = {k: SEEN_AS if k == "device" and v is not None else map_leaves(enter, v) for k, v in kwargs.items()}
     return [map_leaves(enter, a) for a in args], kwargs

@@ -11,6 +11,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
 from ...devices.device import SEEN_AS
+from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
@@ -77,6 +78,10 @@ def _fill(door: Door, t: Tensor, value: Tensor) -> None:
     recorded(door, _COPY, (t, to_device(door, value)), {})
 
 
+DIFFER = (
+    "Expected all tensors to be on the same device, but found at least two devices, {}! (when checking the arguments "
+    "of {})"
+)
 _COPY = info_of(aten.copy_.default)
 
 
@@ -110,10 +115,14 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
         IslandRefused: the options refuse it.
         Exception: whatever eager raises.
     """
-    if info.kind is not Kind.VALUES and info.kind is not Kind.CHECK:
+    found = {f"{t.device}" for t in leaves([args, kwargs]) if is_ours(t)}
+    if len(found) > 1:
+        raise RuntimeError(DIFFER.format(" and ".join(sorted(found)), info.op))
+    reads = info.kind is Kind.VALUES or info.kind is Kind.CHECK
+    if not reads:
         told(door, info, why)
-    code = "sync.value" if info.kind in (Kind.VALUES, Kind.CHECK) else "sync.island"
-    reason = Reason(code, f"{info.op}: {why}" if why else str(info.op))
+    text, place = f"{info.op}: {why}" if why else str(info.op), site.describe(site.here())
+    reason = Reason("sync.value" if reads else "sync.island", text, place)
     given = [*args, *(kwargs.get(n) for n in info.names[len(args) :])]
     written = [t for i in info.written if i < len(given) for t in leaves([given[i]]) if is_ours(t)]
     homes: dict[int, Tensor] = {}  # of the storages that are written, by address
