@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import Config, OptionError
-    from .errors import BudgetExceeded, FusedEagerError, IslandRefused, LostValue, WrongResult
+    from .errors import BudgetExceeded, ExportError, FusedEagerError, IslandRefused, LostValue, WrongResult
+    from .frontends.compiler.exporting import Exported, export
     from .frontends.context.context import current_mode, fused_eager, sync
     from .frontends.device.registration import register
     from .reporting.expecting import expect
@@ -26,6 +27,8 @@ _HOMES = {
     "BudgetExceeded": "errors",
     "Config": "config",
     "Explanation": "reporting.explaining",
+    "ExportError": "errors",
+    "Exported": "frontends.compiler.exporting",
     "FusedEagerError": "errors",
     "IslandRefused": "errors",
     "LostValue": "errors",
@@ -35,6 +38,7 @@ _HOMES = {
     "current_mode": "frontends.context.context",
     "expect": "reporting.expecting",
     "explain": "reporting.explaining",
+    "export": "frontends.compiler.exporting",
     "fused_eager": "frontends.context.context",
     "register": "frontends.device.registration",
     "report": "reporting.report",
@@ -45,6 +49,8 @@ __all__ = [
     "BudgetExceeded",
     "Config",
     "Explanation",
+    "ExportError",
+    "Exported",
     "FusedEagerError",
     "IslandRefused",
     "LostValue",
@@ -54,6 +60,7 @@ __all__ = [
     "current_mode",
     "expect",
     "explain",
+    "export",
     "fused_eager",
     "register",
     "report",

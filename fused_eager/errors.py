@@ -30,3 +30,7 @@ class BudgetExceeded(FusedEagerError, AssertionError):
 
 class WrongResult(UserWarning):
     """A region's values differ from ATen's by more than rounding; ATen's are used. The text says which op and where."""
+
+
+class ExportError(FusedEagerError):
+    """A program that cannot be exported; the text says which op stands in the way, on which line, and why."""

@@ -145,6 +145,14 @@ def batch_norm_with_update(
     return (done.out, done.mean, done.invstd, reserve, *done.running)[: len(cx.out)]
 
 
+@rule("_native_batch_norm_legit_no_training.default", OpClass.NORMALIZATION, hoist=["momentum"])
+def batch_norm_no_training(
+    cx: Context, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: Any, eps: float
+) -> Any:
+    done = Normalized(cx, input, weight, bias, (running_mean, running_var), False, momentum, eps)
+    return done.out, _saved(cx, 1, done.mean), _saved(cx, 2, done.invstd)
+
+
 @rule("_batch_norm_no_update.default", OpClass.NORMALIZATION, hoist=["momentum"])
 def batch_norm_no_update(
     cx: Context, input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: Any, eps: float
