@@ -63,6 +63,7 @@ def test_update_and_no_update() -> None:
     got = lowered(A._batch_norm_with_update_functional.default, want, x, *args, 0.1, 1e-5)
     torch.testing.assert_close(got, want)
     assert_same(A._batch_norm_no_update.default, x, *args, 0.1, 1e-5)
+    assert_same(A._native_batch_norm_legit_no_training.default, x, *args, 0.1, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

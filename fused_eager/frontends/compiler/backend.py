@@ -41,20 +41,12 @@ def configured(mode: str | None, options: Mapping[str, Any] | None) -> Config:
     return config.replace(max_region=1) if config.mode in ("strict", "debug") else config
 
 
-def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ATen's kernel for the host does, and in the order in which it draws. The mask alone is drawn by torch."""
-    if x.numel() == 0 or train is False:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    mask = torch.ops.aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
-    return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
-
-
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The ops that a graph is to be without."""
     import torch._inductor.inductor_prims  # it has the one that Dynamo makes of `addcmul_` and `addcdiv_`
 
-    made: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: _dropout}
+    made: dict[Any, Callable[..., Any]] = {}
     if hasattr(torch.ops.prims, "fma"):
         made[torch.ops.prims.fma.default] = lambda a, b, c: a * b + c
     return made

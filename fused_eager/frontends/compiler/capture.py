@@ -38,6 +38,7 @@ from ...tracing.stream import NativeInput, Stream
 from .program import Call, Fetch, Program, Stage, free_slots, mapped
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 END = "cut.graph"
 
 
@@ -218,9 +219,11 @@ class Capture:
         if kind is Kind.ALLOCATE:
             return self._allocate(target, args, kwargs)
         if kind is Kind.RANDOM:
+            if target is aten.native_dropout.default:
+                return self._dropout(node, *args)
             if target._schema.name.endswith("_like") or _name(target) in _VALUELESS:
                 # An operand that the draw does not look at: other memory of its form will do.
-                args = [self._allocate(torch.ops.aten.empty_like.default, (args[0],), {}), *args[1:]]
+                args = [self._allocate(aten.empty_like.default, (args[0],), {}), *args[1:]]
             return self._native(node, target, args, kwargs, info)
         if kind is Kind.VALUES and not values and not _leaves([node.meta.get("val")]):
             return target(*args, **kwargs)
@@ -229,6 +232,20 @@ class Capture:
         if kind is Kind.CHECK and not values:
             return target(*args, **kwargs)
         return self._native(node, target, args, kwargs, info)
+
+    def _dropout(self, node: Node, x: Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
+        """What ATen's kernel for the host does, step by step: only the mask is drawn by torch, before the stage, and in
+        memory that is laid out as the kernel's."""
+        if train is False or not x.numel():
+            ones = self._compute(node, info_of(aten.ones_like.default), (x,), {"dtype": torch.bool})
+            return self._compute(node, info_of(aten.clone.default), (x,), {}), ones
+        if p == 1:  # `F.dropout`, which Dynamo has written down as this op, then draws nothing
+            mask = self._compute(node, info_of(aten.zeros_like.default), (x,), {"dtype": torch.bool})
+            return self._compute(node, info_of(aten.mul.Tensor), (x, mask), {}), mask
+        mask = self._allocate(aten.empty_like.default, (x,), {"dtype": torch.bool})
+        self.steps.append(Call(aten.bernoulli_.float, [self._template(mask), 1 - p], {}, ((self._slot(), None, None),)))
+        kept = self._compute(node, info_of(aten.mul.Tensor), (x, mask), {})
+        return self._compute(node, info_of(aten.mul.Tensor), (kept, 1 / (1 - p)), {}), mask
 
     def _compute(self, node: Node, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
         place = place_of(node, self.caller)

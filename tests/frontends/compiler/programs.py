@@ -210,6 +210,21 @@ def dropout_and_noise() -> Any:
 
 
 @program
+def dropout_of_what_is_transposed() -> Any:
+    return (lambda x: F.dropout(x.sin().t(), 0.5) + F.dropout(x.t(), 1.0)), (torch.randn(3, 4),)
+
+
+@program
+def an_encoder_layer() -> Any:
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double(), (torch.randn(2, 5, 8).double(),)
+
+
+@program
+def images_in_evaluation() -> Any:
+    return Residual().double().eval(), (torch.randn(2, 4, 6, 6).double(),)
+
+
+@program
 def draws_in_order() -> Any:
     def f(x: Tensor) -> Tensor:
         a = torch.multinomial(torch.softmax(x, -1), 2)  # needs a value
