@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .frontends.compiler.exporting import Exported, export
     from .frontends.context.context import current_mode, fused_eager, sync
     from .frontends.device.registration import register
+    from .frontends.kernels.declare import jax_op
+    from .frontends.kernels.op import JaxOp
+    from .frontends.kernels.program import KernelError
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
@@ -31,6 +34,8 @@ _HOMES = {
     "Exported": "frontends.compiler.exporting",
     "FusedEagerError": "errors",
     "IslandRefused": "errors",
+    "JaxOp": "frontends.kernels.op",
+    "KernelError": "frontends.kernels.program",
     "LostValue": "errors",
     "OptionError": "config",
     "Report": "reporting.report",
@@ -40,6 +45,7 @@ _HOMES = {
     "explain": "reporting.explaining",
     "export": "frontends.compiler.exporting",
     "fused_eager": "frontends.context.context",
+    "jax_op": "frontends.kernels.declare",
     "register": "frontends.device.registration",
     "report": "reporting.report",
     "sync": "frontends.context.context",
@@ -53,6 +59,8 @@ __all__ = [
     "Exported",
     "FusedEagerError",
     "IslandRefused",
+    "JaxOp",
+    "KernelError",
     "LostValue",
     "OptionError",
     "Report",
@@ -62,6 +70,7 @@ __all__ = [
     "explain",
     "export",
     "fused_eager",
+    "jax_op",
     "register",
     "report",
     "sync",

@@ -73,6 +73,8 @@ class Rule:
     such a row may ask for checks.
 
     `alone`: it is a region by itself, for its last bits would depend on what it is fused with and may not.
+
+    `defines` says that the op is what its row says: there is no kernel of ATen's to be asked what it takes and returns.
     """
 
     op: str
@@ -84,6 +86,7 @@ class Rule:
     may_raise: bool = False
     alone: bool = False
     note: str = ""
+    defines: bool = False
 
 
 RULES: dict[str, Rule] = {}

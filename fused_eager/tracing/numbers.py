@@ -52,6 +52,8 @@ def are_taken(info: OpInfo, args: Any, kwargs: dict[str, Any], tensors: list[tor
     if rule is not None and rule.cls is OpClass.FACTORY:
         numbers = [n for i in info.hoisted for n in _numbers(args[i] if i < len(args) else kwargs.get(info.names[i]))]
         return all(rehearsed(torch.full, ((2,), n), {"dtype": made}, []) for n in numbers)
+    if rule is not None and rule.defines:
+        return True
     pointwise = rule is not None and rule.cls is OpClass.POINTWISE
     if not pointwise and sum(t.numel() for t in tensors) > LARGE:
         return False

@@ -3,6 +3,7 @@ identity: what is met are private ones that those call."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,9 +44,29 @@ def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         for package in PACKAGES:
             rules.add(package)
         rules._fused_eager_told = True  # type: ignore[attr-defined]
+        for function in _TRACED:
+            _have_traced(function)
     yield torch._dynamo, "optimize", with_breaks
     if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not in torch 2.11
         yield torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", uncounted
+
+
+_TRACED: list[Callable[..., Any]] = []
+
+
+def have_traced(function: Callable[..., Any]) -> None:
+    """Have Dynamo trace a function of ours as part of the program that calls it, though it leaves our packages out."""
+    _TRACED.append(function)
+    rules = sys.modules.get(f"{DYNAMO}.trace_rules")
+    if rules is not None and hasattr(rules, "_fused_eager_told"):
+        _have_traced(function)
+
+
+def _have_traced(function: Callable[..., Any]) -> None:
+    from torch._dynamo import trace_rules as rules
+    from torch._dynamo.variables import UserFunctionVariable
+
+    rules.get_torch_obj_rule_map()[function] = UserFunctionVariable
 
 
 def traced_natively(original: Callable[..., Any]) -> Callable[..., Any]:

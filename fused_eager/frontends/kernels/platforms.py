@@ -1,0 +1,80 @@
+"""Platforms: Pallas kernels inside a program are compiled for the platform that the program is lowered for.
+
+On a TPU that is Mosaic, on a GPU Triton. A CPU has no compiler for them: there Pallas interprets them, which XLA
+compiles like any other loop. The choice is made where the region is lowered (`lax.platform_dependent`), so one trace
+serves all platforms, and nothing needs to be said where the kernel is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+_KERNEL = "pallas_call"
+
+
+def prepared(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with each Pallas kernel by platform; itself if it holds none."""
+    if not _holds_kernel(closed.jaxpr):
+        return closed
+    interpreted = closed.replace(jaxpr=_interpreted(closed.jaxpr))
+
+    def choose(*arrays: Any) -> Any:
+        return jax.lax.platform_dependent(*arrays, cpu=jaxpr_as_fun(interpreted), default=jaxpr_as_fun(closed))
+
+    return jax.make_jaxpr(choose)(*[jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.weak_type)
+                                    for v in closed.in_avals])
+
+
+def kernels(closed: ClosedJaxpr) -> int:
+    """How many Pallas kernels a traced program holds."""
+    return _count(closed.jaxpr)
+
+
+def _count(jaxpr: Jaxpr) -> int:
+    return sum((e.primitive.name == _KERNEL) + sum(_count(_open(j)) for j in _inner(e.params)) for e in jaxpr.eqns)
+
+
+def _holds_kernel(jaxpr: Jaxpr) -> bool:
+    return any(e.primitive.name == _KERNEL or any(_holds_kernel(_open(j)) for j in _inner(e.params))
+               for e in jaxpr.eqns)
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, (Jaxpr, ClosedJaxpr))
+
+
+def _open(x: Any) -> Jaxpr:
+    return x.jaxpr if isinstance(x, ClosedJaxpr) else x
+
+
+def _inner(params: dict[str, Any]) -> list[Any]:
+    """The functions in an equation's parameters."""
+    found = []
+    for value in params.values():
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if _is_jaxpr(x):
+                found.append(x)
+    return found
+
+
+def _interpreted(jaxpr: Jaxpr) -> Jaxpr:
+    return jaxpr.replace(eqns=[_equation(e) for e in jaxpr.eqns])
+
+
+def _equation(eqn: Any) -> Any:
+    if eqn.primitive.name == _KERNEL:
+        return eqn if eqn.params["interpret"] else eqn.replace(params={**eqn.params, "interpret": True})
+    if not _inner(eqn.params):
+        return eqn
+    return eqn.replace(params={name: _value(value) for name, value in eqn.params.items()})
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (tuple, list)) and any(map(_is_jaxpr, value)):
+        return type(value)(_value(x) for x in value)
+    if isinstance(value, ClosedJaxpr):
+        return value.replace(jaxpr=_interpreted(value.jaxpr))
+    return _interpreted(value) if isinstance(value, Jaxpr) else value
