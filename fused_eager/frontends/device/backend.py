@@ -13,8 +13,7 @@ import torch
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, nbytes_of
 from . import random
-from .doors import DOORS, Door, set_options
-from .storages import CURRENT
+from .doors import CURRENT, DOORS, Door, set_options
 
 _SYNC = Reason("sync.call", "synchronize")
 

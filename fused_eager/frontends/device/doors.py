@@ -117,6 +117,7 @@ class Door:
 
 
 DOORS: list[Door] = []
+CURRENT = [0]  # the device that is meant where none is named
 
 
 def is_on_device(t: Tensor) -> bool:
@@ -155,13 +156,20 @@ def set_options(**given: object) -> None:
 
 def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
     """The door of an op's first tensor that is on a device; if there is none, that of the device which is named."""
+    for a in args:  # most often the first one is it
+        if isinstance(a, Tensor) and is_on_device(a):
+            return DOORS[a.get_device()]
     for a in leaves([args, kwargs]):
         if isinstance(a, Tensor) and is_on_device(a):
             return DOORS[a.get_device()]
     named = kwargs.get("device")
-    if named is None:
-        return None
-    return DOORS[torch.device(named).index or 0]
+    return None if named is None else named_door(named)
+
+
+def named_door(device: Any) -> Door:
+    """The door of a device given as a value or by name; of the current one where no number is named."""
+    index = None if device is None else torch.device(device).index
+    return DOORS[CURRENT[0] if index is None else index]
 
 
 def told(door: Door, info: OpInfo, why: str) -> None:
@@ -186,4 +194,4 @@ def unseen(body: Callable[..., Any], *args: Any) -> Any:
         gc.enable()
 
 
-__all__ = ["DOORS", "Door", "door_of", "is_on_device", "options_for", "set_options", "stepped", "told", "unseen"]
+__all__ = ["CURRENT", "DOORS", "Door", "door_of", "is_on_device", "named_door", "options_for", "set_options", "stepped", "told", "unseen"]

@@ -22,7 +22,7 @@ from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from . import cells, random, storages, transfers
-from .doors import Door, door_of, unseen
+from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
 Tensor = torch.Tensor
@@ -148,7 +148,7 @@ def _to_copy(
     value = transfers.to_host(self, Reason("sync.value", "aten._to_copy.default")) if ours else self
     out = aten._to_copy.default(value, dtype=dtype, layout=layout, memory_format=memory_format)
     if device is not None and device.type == torch._C._get_privateuse1_backend_name():
-        return transfers.to_device(storages.door(device), out)
+        return transfers.to_device(named_door(device), out)
     return out if device in (None, SEEN_AS) else out.to(device)  # type: ignore[no-any-return]
 
 

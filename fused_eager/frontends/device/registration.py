@@ -20,7 +20,7 @@ from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from . import autocast, backend, kernels, random, storages
-from .doors import DOORS, Door, options_for, stepped
+from .doors import CURRENT, DOORS, Door, options_for, stepped
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -153,7 +153,7 @@ def _patch() -> None:
         if kind is None or kind.type != _registered[0]:
             named = {} if device is None else {"device": device}
             return new(cls, *args, **named, **kwargs)
-        index = storages.CURRENT[0] if kind.index is None else kind.index
+        index = CURRENT[0] if kind.index is None else kind.index
         if args and not isinstance(args[0], int):
             host = new(cls, *args, **kwargs)
             made = storages.untyped(host.nbytes(), index)

@@ -14,18 +14,9 @@ from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
 from ...memory.trap import offset_of, swap_memory
-from .doors import DOORS, Door
+from .doors import DOORS, named_door
 
 Tensor = torch.Tensor
-
-
-def door(device: Any) -> Door:
-    """The door of a device given as a value or by name; of the current one where no number is named."""
-    index = None if device is None else torch.device(device).index
-    return DOORS[CURRENT[0] if index is None else index]
-
-
-CURRENT = [0]  # the device that is meant where none is named
 
 
 def empty_strided(
@@ -40,7 +31,7 @@ def empty_strided(
     """A tensor that nobody has written. It holds zeros, which are made once somebody reads them."""
     dtype = dtype or torch.get_default_dtype()
     size, stride = tuple(size), tuple(stride)
-    of = door(device).device
+    of = named_door(device).device
     if any(n < 0 for n in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     t = of.empty(size, stride, dtype)
