@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .frontends.device.registration import register
     from .frontends.kernels.declare import jax_op
     from .frontends.kernels.op import JaxOp
+    from .frontends.kernels.pallas import PallasOp, pallas_op
     from .frontends.kernels.program import KernelError
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
@@ -38,6 +39,7 @@ _HOMES = {
     "KernelError": "frontends.kernels.program",
     "LostValue": "errors",
     "OptionError": "config",
+    "PallasOp": "frontends.kernels.pallas",
     "Report": "reporting.report",
     "WrongResult": "errors",
     "current_mode": "frontends.context.context",
@@ -46,6 +48,7 @@ _HOMES = {
     "export": "frontends.compiler.exporting",
     "fused_eager": "frontends.context.context",
     "jax_op": "frontends.kernels.declare",
+    "pallas_op": "frontends.kernels.pallas",
     "register": "frontends.device.registration",
     "report": "reporting.report",
     "sync": "frontends.context.context",
@@ -63,6 +66,7 @@ __all__ = [
     "KernelError",
     "LostValue",
     "OptionError",
+    "PallasOp",
     "Report",
     "WrongResult",
     "current_mode",
@@ -71,6 +75,7 @@ __all__ = [
     "export",
     "fused_eager",
     "jax_op",
+    "pallas_op",
     "register",
     "report",
     "sync",

@@ -70,11 +70,11 @@ def jax_op(
         KernelError: the declaration does not fit the function; the text says what was given, and what is allowed.
     """
     if name is not None and not isinstance(name, str):
-        return _declared(name, None, schema, mutates_args, static, traced, autocast, {})
-    return lambda function: _declared(function, name, schema, mutates_args, static, traced, autocast, {})
+        return declared(name, None, schema, mutates_args, static, traced, autocast, {})
+    return lambda function: declared(function, name, schema, mutates_args, static, traced, autocast, {})
 
 
-def _declared(
+def declared(
     function: Any,
     name: str | None,
     schema: str | None,
@@ -83,8 +83,9 @@ def _declared(
     traced: Sequence[str],
     autocast: Any,
     options: Mapping[str, Any],
-    make: Callable[..., JaxOp] = JaxOp,
-) -> JaxOp:
+    make: Callable[..., Any] = JaxOp,
+) -> Any:
+    """An op of a function, of the class `make`. Raises KernelError."""
     if isinstance(function, JaxOp):
         raise KernelError(f"{function.name} is an op already")
     if not callable(function) or isinstance(function, (type, torch.nn.Module)):

@@ -99,10 +99,10 @@ def _made(node: Node, form: Form) -> tuple[Executable, Region]:
     homes = {i: (dtype, shape) for i, (shape, dtype) in enumerate(form)}
     homes.update({r.vid: r.home for r in node.results})
     region = Region((0,), tuple(range(len(form))), tuple(r.vid for r in node.results), (), "xla", _ALONE)
-    return compile.load_or_compile(Computation([node], region, homes), settings(_config())), region
+    return compile.load_or_compile(Computation([node], region, homes), settings(config())), region
 
 
-def _config() -> Config:
+def config() -> Config:
     """The options of the context that this thread is in, else those of the environment."""
     if THREAD.door is not None:
         return THREAD.door.config

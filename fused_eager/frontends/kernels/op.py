@@ -106,6 +106,15 @@ class JaxOp:
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """The op as a composition of the ops that `dispatch` defines."""
         values = self._bound(args, kwargs)
+        operands, numbers, found = self._taken(values)
+        results = self._ops["call"](operands, numbers, found.name)
+        return self._returned(found, values, operands, numbers, results)
+
+    def taken(self, *args: Any, **kwargs: Any) -> tuple[list[Tensor], list[int | float], Program]:
+        """What a call comes to: its tensors, its numbers and the program for all else."""
+        return self._taken(self._bound(args, kwargs))
+
+    def _taken(self, values: list[Any]) -> tuple[list[Tensor], list[int | float], Program]:
         operands: list[Tensor] = []
         numbers: list[int | float] = []
         static: list[Hashable] = []
@@ -113,9 +122,7 @@ class JaxOp:
             self._take(p, value, operands, numbers, static)
         if self._autocast:
             operands = self._cast(values, operands)
-        found = self._program(operands, numbers, static, values)
-        results = self._ops["call"](operands, numbers, found.name)
-        return self._returned(found, values, operands, numbers, results)
+        return operands, numbers, self._program(operands, numbers, static, values)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         parameters = self._parameters
