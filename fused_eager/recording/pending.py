@@ -82,10 +82,10 @@ def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offs
     found = None if known is None else known.get(key)
     if found is not None:
         return found
-    if lacks_memory(storage):
+    if not stream.ahead and lacks_memory(storage):
         raise Foreign("a tensor has no memory (a zero tensor of forward-mode differentiation)")
     found = NativeInput(stream.new_vid(), home, storage, offset)
-    if native.is_volatile(storage):
+    if not stream.ahead and native.is_volatile(storage):
         # Others write this memory (NumPy, another process): what counts is what it holds now, at each read.
         native.snapshot(found)
     else:
@@ -99,9 +99,10 @@ def state_of(b: Buffer) -> State:
     return b.stream, b.epoch, b.vid, b.home, b.array, b.previous, b.error
 
 
-def open_native(storage: torch.UntypedStorage) -> Buffer:
-    """The buffer of a storage that has been native and is about to become pending."""
-    native.hand_over(storage)
+def open_native(storage: torch.UntypedStorage, ahead: bool = False) -> Buffer:
+    """The buffer of a storage that has been native and is about to become pending; `ahead`: nobody has its memory."""
+    if not ahead:
+        native.hand_over(storage)
     return buffers.open_buffer(storage, born_native=True)
 
 
@@ -176,7 +177,8 @@ def refusal(stream: Stream, info: OpInfo, tensors: list[Tensor], written: tuple[
     is written overlaps itself."""
     if written and may_overlap(tensors, written, info.scattered):
         return "it reads memory that it writes"
-    seen = stream.device.has_memory and any(native.must_stay(storage_of(tensors[i])) for i in written)
+    real = stream.device.has_memory and not stream.ahead
+    seen = real and any(native.must_stay(storage_of(tensors[i])) for i in written)
     if written and (overlapping or seen):
         return "it writes memory that others see, or that overlaps itself"
     return ""

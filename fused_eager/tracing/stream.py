@@ -115,6 +115,7 @@ class Stream(Owner):
     witnessed: Witnessed | None = None  # nothing is compiled for it: ATen has run what is recorded
     first: Step | None = None  # the step of its first op
     strayed: bool = False  # its last op is one of a length that has not come before
+    ahead: bool = False  # its tensors only stand for values: nobody looks at their memory
     after_read: bool = False  # the one before it ended because the program read a value
 
     def __post_init__(self) -> None:

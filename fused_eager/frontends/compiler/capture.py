@@ -1,9 +1,9 @@
 """Capture: a graph of ATen calls is recorded ahead, on tensors that stand for values, and becomes a program.
 
-A stand-in is an ordinary tensor whose memory nobody reads. Views of it are made by torch, so what is a view of what is
-torch's own answer; computations are recorded by what records them at the first door (`recording.ahead`). What only
-torch can run becomes a call between two stages, or before the stage where it needs nothing of it: so random numbers are
-drawn in the order of the program, and cut nothing.
+A stand-in is an ordinary tensor, trapped, whose memory nobody reads. Views of it are made by torch, so what is a view
+of what is torch's own answer; computations are recorded by what records them at the first door (`recording.ahead`).
+What only torch can run becomes a call between two stages, or before the stage where it needs nothing of it: so random
+numbers are drawn in the order of the program, and cut nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...config import Config
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...log.site import Place, describe, here, is_internal
-from ...memory import trap, unwritten
+from ...memory import unwritten
 from ...memory.buffers import LOCK, storage_of
 from ...planning.plan import Work
 from ...quiet import unobserved
@@ -69,14 +69,11 @@ _VALUELESS = frozenset(
 
 def place_of(node: Node, caller: tuple[Any, ...] | None) -> Place | None:
     """The line of the program that a node of a graph came from; `caller`, which calls the graph, where nobody knows."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    # The innermost line that is the program's own: those of an optimizer, or of a layer of torch's, are not.
+    frames = [f for f in _FRAME.findall(node.meta.get("stack_trace") or "") if not is_internal(f[0])]
     if not frames and caller is None:
         return None
-    if frames:
-        # The innermost line that is the program's own: an optimizer's are torch's.
-        file, line, function = next((f for f in reversed(frames) if not is_internal(f[0])), frames[-1])
-    else:
-        file, line, function = caller[0].co_filename, caller[1], caller[0].co_name  # type: ignore[index]
+    file, line, function = frames[-1] if frames else (caller[0].co_filename, caller[1], caller[0].co_name)  # type: ignore[index]
     modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
     path = modules[-1][0] if modules and isinstance(modules[-1], tuple) else ""
     path = re.sub(r"L\['self'\]|\._modules|_buffers|_parameters|['\"]", "", str(path))
@@ -92,7 +89,7 @@ class Capture:
         self.graph = graph
         self.config = config
         self.caller = here()
-        self.stream = Stream(config)
+        self.stream = Stream(config, ahead=True)
         self.steps: list[Call | Stage] = []
         self.slots = 0
         self.slot_of: dict[int, int] = {}  # by storage address
@@ -166,7 +163,6 @@ class Capture:
     def _made(self, size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         reach = 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True)) if 0 not in size else 0
         flat = unwritten.tensor((reach,), (1,), dtype, reach * dtype.itemsize)
-        trap.disarm(storage_of(flat))  # it counts as native: what it stands for is there when the program runs
         self.keep.append(flat)
         return flat.as_strided(size, strides)
 
@@ -365,8 +361,6 @@ class Capture:
             ends = (live, frozenset(donatable), config, reason)
             work = Work(stream.nodes, homes, *ends, switches, default, stream.device)
             self.steps.append(Stage(work, tuple(inputs), tuple(outputs), tuple(written), reason))
-        for b in list(stream.pending.values()):
-            trap.disarm(b.storage)
         forget(stream)
 
     def _alive(self) -> list[Tensor]:

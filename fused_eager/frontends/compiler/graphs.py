@@ -63,6 +63,9 @@ class CompiledGraph:
             if found is not None or self.compiled >= FORMS:
                 return found
             try:
+                device = _elsewhere(args)
+                if device:
+                    raise Unfit(f"a tensor is on {device}, whose ops are recorded as they come")
                 made = Capture(self.graph, self.config).program(args)
                 self.compiled += made.make_ready()
             except Unfit as why:
@@ -84,10 +87,15 @@ class CompiledGraph:
         given = list(args)
         args.clear()
         interpreter = Interpreter(self.graph)
-        if self.config.mode == "off":
+        if self.config.mode == "off" or _elsewhere(given):
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)
+
+
+def _elsewhere(args: Sequence[Any]) -> str:
+    """The device of a tensor that is not in the host's memory; "" if all are."""
+    return next((str(a.device) for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"), "")
 
 
 def _options(config: Config) -> dict[str, Any]:

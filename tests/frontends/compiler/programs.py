@@ -85,6 +85,11 @@ def gpt_with_dropout() -> Any:
 
 
 @program
+def wide() -> Any:
+    return nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.Dropout(0.1), nn.Linear(700, 200)), (torch.randn(90, 64),)
+
+
+@program
 def residual_block() -> Any:
     return Residual().double(), (torch.randn(2, 4, 6, 6).double(),)
 
@@ -148,6 +153,16 @@ def update_of_an_input() -> Any:
         return x.sum()
 
     return f, (torch.randn(3, 4),)
+
+
+@program
+def update_of_large_memory() -> Any:  # more than tensors without a value have real memory for
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        x[:7] += y
+        return (x @ y.t()).relu_()
+
+    return f, (torch.randn(300, 200).double(), torch.randn(7, 200).double())
 
 
 @program
