@@ -85,6 +85,26 @@ def test_layers_and_their_gradients(name: str) -> None:
     same(list(here.buffers()), list(there.buffers()), 1e-4)
 
 
+def test_parameters_stay_tied_and_the_same_objects() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    weight, optimizer = model[0].weight, torch.optim.SGD(model.parameters(), lr=0.1)
+    model.to("tpu")
+    assert model[0].weight is model[2].weight is weight and weight.device == TPU
+    model(torch.ones(2, 3, device=TPU)).sum().backward()
+    before = weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(before, weight)
+    kept = weight.view_as(weight)  # autograd holds on to it
+    model.to("cpu")
+    assert model[0].weight is model[2].weight and model[0].weight.device.type == "cpu" and kept.device == TPU
+
+
+def test_dynamo_has_the_device_as_a_backend() -> None:
+    compiled = torch.compile(lambda x: torch.sin(x) * 2, backend="tpu")
+    assert torch.allclose(compiled(torch.ones(3, device=TPU)).cpu(), torch.sin(torch.ones(3)) * 2)
+
+
 def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:
     x = torch.ones(4, 4, device=TPU)
     with torch.autocast("tpu", dtype=torch.bfloat16):

@@ -194,4 +194,7 @@ def unseen(body: Callable[..., Any], *args: Any) -> Any:
         gc.enable()
 
 
-__all__ = ["CURRENT", "DOORS", "Door", "door_of", "is_on_device", "named_door", "options_for", "set_options", "stepped", "told", "unseen"]
+__all__ = [
+    *("CURRENT", "DOORS", "Door", "door_of", "is_on_device", "named_door"),
+    *("options_for", "set_options", "stepped", "told", "unseen"),
+]

@@ -152,6 +152,7 @@ def _to_copy(
     return out if device in (None, SEEN_AS) else out.to(device)  # type: ignore[no-any-return]
 
 
+_FETCHED_HISTC = _recorded(info_of(aten.histc.default))
 _RECORDED_COPY = _recorded(info_of(aten._to_copy.default))
 
 
@@ -170,6 +171,13 @@ def _record_stream(self: Tensor, stream: Any) -> None:
     """Nothing: a device's memory is not given back before whatever was asked of it has run."""
 
 
+def _histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """`histc`: of whole numbers too, as an accelerator has it and ATen on the CPU has not."""
+    if self.dtype.is_floating_point:
+        return _FETCHED_HISTC(self, bins, min, max)  # type: ignore[no-any-return]
+    return _FETCHED_HISTC(self.to(torch.float64), bins, min, max).to(self.dtype)  # type: ignore[no-any-return]
+
+
 # What is neither recorded nor fetched.
 OWN: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": storages.empty,
@@ -177,6 +185,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten._to_copy.default": _to_copy,
     "aten.copy_.default": transfers.copy_,
     "aten._local_scalar_dense.default": transfers.read_number,
+    "aten.histc.default": _histc,
     "aten.resize_.default": _resize,
     "aten.set_.default": _set_to_nothing,
     **{f"aten.set_.{name}": _on(CPU, getattr(aten.set_, name)) for name in _SOURCES},

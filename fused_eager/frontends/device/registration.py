@@ -19,7 +19,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
-from . import autocast, backend, kernels, random, storages
+from . import autocast, backend, kernels, modules, random, storages
 from .doors import CURRENT, DOORS, Door, options_for, stepped
 
 _once = threading.RLock()
@@ -61,6 +61,7 @@ def register(name: str = DEFAULT) -> int:
         _patch()
         kernels.register()
         autocast.register()
+        modules.patch(name)
         _registered.append(name)
         platform = devices[0].platform
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
