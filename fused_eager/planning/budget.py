@@ -2,26 +2,27 @@
 
 A loop over the elements of a tensor, a numerical derivative, a table filled cell by cell: thousands of small ops, each
 of another form (another place in the tensor, another shape), all from one line. Each form is machine code of its own,
-which takes XLA a hundredth of a second, and saves some of the millionths of a second that ATen takes for it. A line has
-its first forms compiled as any other. Ops of further ones are counted, and what compiling them costs is weighed against
-what ATen takes for the stream, as often as it has come, or may be hoped to come.
+which takes XLA a hundredth of a second or, by the kind of op, several (`costs`), and saves some of the millionths of a
+second that ATen takes for it. A line has its first forms compiled as any other. What compiling further ones costs is
+weighed against what ATen takes for the stream, as often as it has come, or may be hoped to come.
 
 Everything here is counted or looked up and nothing measured: what is compiled does not hang on how busy the machine is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from ..bounded import Bounded
 from ..tracing.stream import Node, views
+from .costs import seconds_of
 
-FORMS = 64  # of one op on one line that are compiled like any other
+FORMS = 64  # of one op on one line that are compiled like any other,
+SPENT = 3.0  # if that takes no more than so many seconds
 HOPED = 100  # times that any stream may be hoped to come
-LONG = 512  # different forms in one stream, which take seconds to compile: it has to come again first
-COMPILING = 0.01  # seconds for one op, roughly
+LONG = 5.0  # seconds that the different forms of one stream take to compile: it has to come again first
 CALLING = 5e-6  # seconds that ATen takes for a small op
 SPEED = 4e9  # bytes that it reads and writes in a second
 
@@ -33,9 +34,15 @@ def form(node: Node) -> Hashable:
     return node.signature[0], views(node)  # type: ignore[index]
 
 
-def surplus(nodes: Sequence[Node], forms: Forms) -> int:
-    """How many ops of a stream have a form beyond the first ones of their line. Adds theirs to `forms`."""
-    found = 0
+def compiling(nodes: Iterable[Node]) -> float:
+    """How many seconds XLA takes for the different forms of these ops, roughly."""
+    return sum({form(node): seconds_of(node.op) for node in nodes}.values())
+
+
+def surplus(nodes: Sequence[Node], forms: Forms) -> float:
+    """How many seconds compiling takes for the ops of a stream that have a form beyond the first ones of their line.
+    Adds theirs to `forms`."""
+    found = 0.0
     for node in nodes:
         line = (node.op, node.place and node.place[:2])
         seen = forms.get(line)
@@ -44,10 +51,11 @@ def surplus(nodes: Sequence[Node], forms: Forms) -> int:
         own = form(node)
         if own in seen:
             continue
-        if len(seen) < FORMS:
+        cost = seconds_of(node.op)
+        if len(seen) < min(FORMS, SPENT / cost):
             seen.add(own)
         else:
-            found += 1
+            found += cost
     return found
 
 
@@ -58,9 +66,9 @@ def seconds(nodes: Sequence[Node]) -> float:
     return len(nodes) * CALLING + sum(prod(g.size) * g.dtype.itemsize for g in seen) / SPEED
 
 
-def pays(nodes: Sequence[Node], surplus: int, times: int = 0) -> bool:
-    """Whether to compile a stream with so many ops of surplus forms that has come so many times."""
-    return not surplus or surplus * COMPILING <= seconds(nodes) * max(times, HOPED)
+def pays(nodes: Sequence[Node], surplus: float, times: int = 0) -> bool:
+    """Whether to compile a stream whose surplus forms take so many seconds, and which has come so many times."""
+    return surplus <= seconds(nodes) * max(times, HOPED)
 
 
 def pays_alone(nodes: Sequence[Node]) -> bool:
@@ -79,9 +87,9 @@ class Lines:
         """Whether to compile a stream that has no executables yet. Counts the sighting; `shapes` stand for it."""
         beyond = surplus(nodes, self.forms)
         times = self.sightings.get(shapes, 0) + 1
-        if times == 1 and len(nodes) >= LONG:
-            different = len(set(map(form, nodes)))
-            beyond = max(beyond, different if different >= LONG else 0)
+        if times == 1 and sum(seconds_of(node.op) for node in nodes) >= LONG:
+            different = compiling(nodes)
+            beyond = max(beyond, different if different >= LONG else 0.0)
         if not beyond:
             return True
         if pays(nodes, beyond, times):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from fused_eager import fused_eager
 from fused_eager.compiling import telling
 from fused_eager.planning import budget
-from fused_eager.planning.budget import FORMS, HOPED, LONG, Lines, pays, seconds, surplus
+from fused_eager.planning.budget import FORMS, HOPED, LONG, SPENT, Lines, compiling, pays, seconds, surplus
+from fused_eager.planning.costs import COSTS, USUAL, seconds_of
 from tests.streams import events, node
 
+aten = torch.ops.aten
 LARGE = (torch.float32, (1 << 22,))
 
 
@@ -29,15 +32,15 @@ def lengths() -> torch.Tensor:
 def test_the_first_forms_of_a_line_cost_nothing() -> None:
     forms: dict[Any, Any] = {}
     assert surplus(_various(FORMS), forms) == 0
-    assert surplus(_various(FORMS + 5), forms) == 5
+    assert surplus(_various(FORMS + 5), forms) == pytest.approx(5 * USUAL)
     assert surplus(_various(FORMS), forms) == 0, "those that were among the first still are"
 
 
 def test_small_ops_of_many_forms_pay_when_they_have_come_often_enough() -> None:
     nodes = _various(10)
-    assert pays(nodes, 0) and not pays(nodes, 10)
-    assert pays(nodes, 10, times=int(10 * 0.01 / seconds(nodes)) + 1)
-    assert pays(_various(10, LARGE), 10), "large ops are worth it at once"
+    assert pays(nodes, 0.0) and not pays(nodes, 0.1)
+    assert pays(nodes, 0.1, times=int(0.1 / seconds(nodes)) + 1)
+    assert pays(_various(10, LARGE), 0.1), "large ops are worth it at once"
 
 
 def test_a_stream_earns_its_compilation() -> None:
@@ -53,10 +56,37 @@ def test_a_stream_earns_its_compilation() -> None:
 
 def test_a_long_stream_of_small_ops_has_to_come_again() -> None:
     lines = Lines()
-    long = _various(LONG)
+    long = _various(round(LONG / USUAL) + 1)
     for each in long:
         each.place = (lengths.__code__, each.number)  # each on a line of its own
     assert [lines.pays(long, "long") for _ in range(2)] == [False, True]
+
+
+def test_what_takes_long_to_compile_costs_more() -> None:
+    """A sort takes what seven sums of two tensors take; scatters, series and factorizations more."""
+    few = round(LONG / seconds_of(aten.sort.default)) + 1
+    sorts = [node(i + 1, [0], op=aten.sort.default, structure=i) for i in range(few)]
+    for each in sorts:
+        each.place = (lengths.__code__, each.number)
+    lines = Lines()
+    assert compiling(sorts) == pytest.approx(few * seconds_of(aten.sort.default))
+    assert compiling([*sorts, *sorts]) == compiling(sorts), "a form that comes again is compiled once"
+    assert [lines.pays(sorts, "sorts") for _ in range(2)] == [False, True]
+    cheap = _various(few)
+    for each in cheap:
+        each.place = (lengths.__code__, each.number)
+    assert Lines().pays(cheap, "cheap")
+    for each in sorts:
+        each.place = (lengths.__code__, 0)
+    beyond = few - math.ceil(SPENT / seconds_of(aten.sort.default))
+    assert surplus(sorts, {}) == pytest.approx(beyond * seconds_of(aten.sort.default)), "all on one line"
+
+
+def test_the_table_names_ops() -> None:
+    names = [name for row in COSTS for name in row.ops.split()]
+    assert len(names) == len(set(names))
+    assert not [name for name in names if not hasattr(aten, name)]
+    assert seconds_of(aten.scatter_.src) == seconds_of(aten.scatter.src) > seconds_of(aten.add.Tensor) == USUAL
 
 
 @pytest.mark.parametrize(
