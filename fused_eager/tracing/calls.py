@@ -167,7 +167,7 @@ def _inferred(
     if any(s.device.type != "cpu" for s in inferred.fresh):
         return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
     inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
-    if not (doubt or is_beyond(tensors, inferred)):
+    if not (doubt or is_beyond(info.op, tensors, inferred)):
         uniform.remember(form, tensors, inferred)
     return inferred, doubt
 

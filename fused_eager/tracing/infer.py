@@ -293,6 +293,19 @@ def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
     return Inferred(tuple(fresh), template, alias)
 
 
+# Of operands that are not contiguous FakeTensor makes results of other strides than ATen: these are rehearsed, unless
+# they are very large. tests/tracing/test_infer.py looks for them in op_db.
+_STRIDING = (
+    "_batch_norm_with_update _log_softmax_backward_data _native_batch_norm_legit _softmax_backward_data "
+    "batch_norm_backward channel_shuffle copysign div floor_divide fmod remainder glu_backward heaviside "
+    "huber_loss_backward ldexp log_sigmoid_forward logaddexp logaddexp2 logical_and logical_or logical_xor "
+    "max_pool3d_with_indices max_unpool2d max_unpool3d mse_loss_backward native_batch_norm "
+    "native_batch_norm_backward native_dropout_backward native_layer_norm_backward nll_loss2d_forward "
+    "pixel_shuffle pixel_unshuffle pow reflection_pad2d reflection_pad2d_backward reflection_pad3d "
+    "reflection_pad3d_backward replication_pad2d replication_pad2d_backward replication_pad3d "
+    "replication_pad3d_backward smooth_l1_loss_backward special_xlog1py xlogy _fft_r2c"
+)
+_OTHER_STRIDES = frozenset(f"aten::{name}" for name in _STRIDING.split())
 SMALL = 2**16  # elements: a rehearsal costs next to nothing
 LARGE = 2**24  # elements: above, a rehearsal would cost too much
 _USUAL = ({torch.float32}, {torch.float64})
@@ -304,8 +317,8 @@ def rehearse(
     """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
 
     FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
-    Small calls, calls of unusual dtypes and those that make tensors of numbers alone (a window of integers, a complex
-    number in floats) are rehearsed.
+    Small calls, calls of unusual dtypes or strides, and those that make tensors of numbers alone (a window of integers,
+    a complex number in floats) are rehearsed.
 
     Returns:
         What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
@@ -313,7 +326,7 @@ def rehearse(
     rule = rule_for(op)
     if rule is not None and rule.defines:
         return inferred, ""
-    if inferred.alias or _elements(tensors, inferred) > (SMALL if _is_usual(tensors) else LARGE):
+    if inferred.alias or _elements(tensors, inferred) > (SMALL if _is_usual(op, tensors) else LARGE):
         return inferred, ""
     actors = [_zeros(t) for t in tensors]
     try:
@@ -343,13 +356,15 @@ def rehearsed(
     return True
 
 
-def is_beyond(tensors: list[torch.Tensor], inferred: Inferred) -> bool:
-    """Whether a call is not rehearsed because it is too large, though its dtypes ask for it."""
-    return not _is_usual(tensors) and _elements(tensors, inferred) > LARGE
+def is_beyond(op: OpOverload, tensors: list[torch.Tensor], inferred: Inferred) -> bool:
+    """Whether a call is not rehearsed because it is too large, though its dtypes or strides ask for it."""
+    return not _is_usual(op, tensors) and _elements(tensors, inferred) > LARGE
 
 
-def _is_usual(tensors: list[torch.Tensor]) -> bool:
-    return {t.dtype for t in tensors} in _USUAL
+def _is_usual(op: OpOverload, tensors: list[torch.Tensor]) -> bool:
+    if {t.dtype for t in tensors} not in _USUAL:
+        return False
+    return op._schema.name not in _OTHER_STRIDES or all(t.is_contiguous() for t in tensors)
 
 
 def _elements(tensors: list[torch.Tensor], inferred: Inferred) -> int:

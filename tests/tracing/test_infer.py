@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fused_eager.fusion_rules.lowering import leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
+from fused_eager import fused_eager
 from fused_eager.tracing import infer as module
 from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
 from fused_eager.tracing.opinfo import Kind, info_of
@@ -170,6 +174,78 @@ def test_meta_tensors_know_what_fake_tensors_know(quarter: int) -> None:
         differing += both.differing
     assert not differing, "\n".join(differing)
     assert asked > 200
+
+
+def _last_first(x: Any) -> Any:
+    """The same numbers with the dimension behind the batch's innermost in memory; of two dimensions, transposed."""
+    if not isinstance(x, torch.Tensor) or x.ndim < 2 or x.layout is not torch.strided:
+        return x
+    kept = (0,) if x.ndim > 3 else ()
+    order = [*kept, *range(len(kept) + 1, x.ndim), len(kept)]
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    return x.detach().permute(order).contiguous().permute(back).requires_grad_(x.requires_grad)
+
+
+class Striding(TorchDispatchMode):
+    """Collects the ops of which inference makes other strides than ATen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differing: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = [t for t in leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        if info_of(func).kind is not Kind.COMPUTE or not all(t.layout is torch.strided for t in given):
+            return out
+        found = infer(func, args, kwargs, given)
+        made = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and not any(t is g for g in given)]
+        if isinstance(found, Inferred) and len(found.fresh) == len(made):
+            for t, spec in zip(made, found.fresh, strict=True):
+                pairs = zip(t.shape, t.stride(), spec.strides, strict=True)
+                if t.numel() and any(size > 1 and one != other for size, one, other in pairs):
+                    self.differing.add(func._schema.name)
+        return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quarter", range(4))
+def test_where_strides_are_not_known_is_in_a_table(quarter: int) -> None:
+    striding = Striding()
+    for info in OP_DB[quarter::4]:
+        if torch.float32 not in info.supported_dtypes("cpu"):
+            continue
+        samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd))
+        for sample in samples[:: max(1, len(samples) // 8)]:
+            with contextlib.suppress(RuntimeError, AssertionError), striding:
+                given, args, kwargs = tree_map(_last_first, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+                out = info.op(given, *args, **kwargs)
+                ends = [t.sum() for t in leaves([out]) if isinstance(t, torch.Tensor) and t.requires_grad]
+                if ends:
+                    torch.stack([end.real for end in ends]).sum().backward()
+    assert striding.differing <= module._OTHER_STRIDES
+
+
+LARGE = torch.zeros(4, 9, 60, 60).contiguous(memory_format=torch.channels_last)
+STRIDED = {
+    "unbatched pooling": lambda: torch.max_pool3d(_last_first(torch.zeros(1, 64, 20, 20, 20)).squeeze(0), 2),
+    "padding": lambda: F.pad(LARGE, (1, 1, 1, 1), "reflect"),
+    "shuffled": lambda: F.pixel_shuffle(LARGE, 3),
+    "power of a number": lambda: 2.0**LARGE,
+    "quotient": lambda: LARGE // torch.tensor(3.0),
+    "flags": lambda: torch.logical_and(torch.zeros(300, 1, 300).transpose(0, 1), torch.zeros(300, 300).t()),
+}
+
+
+@pytest.mark.parametrize("options", [{"mode": "strict"}, {"compile": "wait", "native": "never"}], ids=str)
+@pytest.mark.parametrize("name", STRIDED)
+def test_large_results_have_the_strides_of_eager(name: str, options: dict[str, Any]) -> None:
+    want = STRIDED[name]()
+    with fused_eager(progress=False, **options):
+        got = STRIDED[name]()
+        assert got.shape == want.shape and got.stride() == want.stride()
+    assert got.stride() == want.stride() and torch.equal(got, want)
 
 
 A = torch.ops.aten
