@@ -303,7 +303,7 @@ _STRIDING = (
     "native_batch_norm_backward native_dropout_backward native_layer_norm_backward nll_loss2d_forward "
     "pixel_shuffle pixel_unshuffle pow reflection_pad2d reflection_pad2d_backward reflection_pad3d "
     "reflection_pad3d_backward replication_pad2d replication_pad2d_backward replication_pad3d "
-    "replication_pad3d_backward smooth_l1_loss_backward special_xlog1py xlogy _fft_r2c"
+    "replication_pad3d_backward smooth_l1_loss_backward special_xlog1py xlogy _fft_c2c _fft_r2c"
 )
 _OTHER_STRIDES = frozenset(f"aten::{name}" for name in _STRIDING.split())
 SMALL = 2**16  # elements: a rehearsal costs next to nothing
