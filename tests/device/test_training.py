@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fused_eager import report
+from fused_eager.frontends.device.doors import DOORS, set_options
 
 from .compare import TPU, check, same
 
@@ -103,6 +105,20 @@ def test_parameters_stay_tied_and_the_same_objects() -> None:
 def test_dynamo_has_the_device_as_a_backend() -> None:
     compiled = torch.compile(lambda x: torch.sin(x) * 2, backend="tpu")
     assert torch.allclose(compiled(torch.ones(3, device=TPU)).cpu(), torch.sin(torch.ones(3)) * 2)
+
+
+def test_what_looks_for_mistakes_looks_here_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = DOORS[0].stream.config
+    x = torch.tensor([1.0, 0.0], device=TPU)
+    try:
+        set_options(mode="debug", check_nan=True)
+        with pytest.raises(FloatingPointError, match=r"aten.log.default made the first NaN or infinity at .*test_tr"):
+            torch.log(x)
+        set_options(mode="fused", verify=1.0, log="ops")
+        assert (torch.exp(x) + 1).sum().item() == pytest.approx(math.e + 3)
+        assert "aten.exp.default(float32[2])" in capsys.readouterr().out
+    finally:
+        set_options(**{name: getattr(before, name) for name in ("mode", "check_nan", "verify", "log")})
 
 
 def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:

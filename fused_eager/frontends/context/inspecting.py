@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,15 +28,33 @@ def print_call(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
     print(f"{info.op}({', '.join(shown)})  # {site.describe(site.here())}", flush=True)
 
 
-def find_nan(info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none."""
+CHECK_NAN = Reason("sync.value", "check_nan")
+
+
+def settled(t: torch.Tensor) -> torch.Tensor:
+    """A tensor of the host's, with its value in its memory."""
+    native.settle([t], CHECK_NAN)
+    return t
+
+
+def find_nan(
+    info: OpInfo,
+    args: Any,
+    kwargs: dict[str, Any],
+    out: Any,
+    value_of: Callable[[torch.Tensor], torch.Tensor] = settled,
+) -> None:
+    """Raise where the first NaN or infinity appears: the op's results have one and its operands have none.
+
+    `value_of` gives a tensor's finished value on the host.
+    """
 
     def has_nan(tree: Any) -> bool:
         for t in native.leaves(tree):
-            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) and not t.is_meta:
-                native.settle([t], Reason("sync.value", "check_nan"))
-                if not torch.isfinite(t).all():
-                    return True
+            if not isinstance(t, torch.Tensor) or t.is_meta or not (t.is_floating_point() or t.is_complex()):
+                continue
+            if not torch.isfinite(value_of(t)).all():
+                return True
         return False
 
     if has_nan([out]) and not has_nan([args, kwargs]):

@@ -28,6 +28,7 @@ from ...running import run
 from ...running.island import judge, view
 from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream
+from ..context import inspecting
 
 Tensor = torch.Tensor
 
@@ -50,6 +51,8 @@ class Door:
         if stream.unfinished is not None:
             run.flush(stream, Reason("cut.full", "after an interrupt"))
         options, before = stream.config, len(stream.nodes)
+        if options.log == "ops":
+            inspecting.print_call(info, args, kwargs)
         if before and before >= options.max_pending // 2 and rounds.comes_again(stream, info, args, kwargs):
             run.flush(stream, Reason("cut.full", f"{before} ops, before the one that it began with"))
             before = 0
@@ -67,7 +70,12 @@ class Door:
             if options.mode == "debug":
                 run.wait()
                 run.check()
+                if options.check_nan:
+                    inspecting.find_nan(info, args, kwargs, out, self._looked_at)
         return out
+
+    def _looked_at(self, t: Tensor) -> Tensor:
+        return self.value_of(t, inspecting.CHECK_NAN) if is_on_device(t) else t
 
     def buffer_of(self, t: Tensor) -> AcceleratorBuffer:
         """The buffer of a tensor's storage."""
