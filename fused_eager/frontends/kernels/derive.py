@@ -27,7 +27,6 @@ from jax.extend.core import Literal
 
 from fused_eager.fusion_rules.spec import TORCH_DTYPE
 
-from ...xla import enable_x64
 from .program import Form, Kinds, Program, avals, digest, number_avals
 
 Mask = tuple[bool, ...]
@@ -94,7 +93,7 @@ def _way_back(program: Program, operands: Form, kinds: Kinds, mask: Mask) -> Way
         return results, leaves
 
     try:
-        with enable_x64(program.x64):
+        with program.tracing():
             jaxpr = jax.make_jaxpr(whole)(list(avals(operands)), number_avals(kinds, program.x64))
     except Exception as error:
         return Way(None, (), (), count, f"{type(error).__name__}: {error}")
@@ -215,7 +214,7 @@ def batched(program: Program, axes: tuple[int | None, ...]) -> Program:
 
 def _made(program: Program, what: str, how: Any, call: Any) -> Program:
     recipe = f"{program.recipe},{json.dumps(_written(how), separators=(',', ':'))}" if program.recipe else ""
-    return Program(f"the {what} of {program.title}", digest(program.digest, str(how)), call, program.x64, recipe)
+    return Program(f"the {what} of {program.title}", digest(program.digest, str(how)), call, program.mode, recipe)
 
 
 # ---- steps, as recipes have them ---------------------------------------------------------------------------------

@@ -21,13 +21,13 @@ from ...compiling.caching import settings
 from ...compiling.executable import Executable
 from ...compiling.key import Computation
 from ...config import Config, resolve
+from ...devices.host import HOST
 from ...log import site
 from ...log.reasons import Reason
 from ...memory import buffers
 from ...memory.buffers import LOCK
 from ...planning.plan import Region
 from ...quiet import unobserved
-from ...running.arguments import numbers as arguments_of
 from ...tracing.node import Hole, Ref
 from ...tracing.stream import Node, Result, Use
 from ...xla import device
@@ -36,7 +36,7 @@ from .program import Form, KernelError, form_of
 from .recipes import make
 
 _ALONE = Reason("mode.single")
-_KNOWN: Bounded[Hashable, tuple[Executable, Region]] = Bounded(1024)
+_KNOWN: Bounded[Hashable, Executable] = Bounded(1024)
 _CONFIG: list[Config] = []
 _MAKING = threading.Lock()
 
@@ -55,15 +55,16 @@ def run(
     with unobserved():
         dense = [t.resolve_conj().resolve_neg().contiguous() for t in operands]
         key = op, program, form, kinds
-        node = _node(op, form, numbers, program)
-        found = _KNOWN.get(key)
-        if found is None:
-            found = _KNOWN[key] = _made(node, form)
-        executable, region = found
+        executable = _KNOWN.get(key)
+        if executable is None:
+            executable = _KNOWN[key] = _made(_node(op, form, numbers, program), form)
+        floats = [n for n in numbers if type(n) is float]
+        ints = [n for n in numbers if type(n) is int]
         memory: list[Any] = []
         with LOCK:
             arrays = [buffers.to_array(t, device()) for t in dense]
-            outputs, _ = executable.call(*arrays, *arguments_of([node], region, memory))
+            arrays += [HOST.numbers(floats, torch.float64, memory), HOST.numbers(ints, torch.int64, memory)]
+            outputs, _ = executable.call(*arrays)
         # Waits until they are computed; what they are computed from is alive until then.
         return [_own(array) for array in outputs]
 
@@ -95,11 +96,11 @@ def refuse_unknown(form: Form) -> None:
             raise KernelError(f"tensor number {i} is {dtype}, which JAX has not")
 
 
-def _made(node: Node, form: Form) -> tuple[Executable, Region]:
+def _made(node: Node, form: Form) -> Executable:
     homes = {i: (dtype, shape) for i, (shape, dtype) in enumerate(form)}
     homes.update({r.vid: r.home for r in node.results})
     region = Region((0,), tuple(range(len(form))), tuple(r.vid for r in node.results), (), "xla", _ALONE)
-    return compile.load_or_compile(Computation([node], region, homes), settings(config())), region
+    return compile.load_or_compile(Computation([node], region, homes), settings(config()))
 
 
 def config() -> Config:

@@ -23,7 +23,7 @@ from . import program as programs
 from . import recipes, shapes
 from .content import Content, NoContent, digest_of
 from .dispatch import define, packet
-from .program import KernelError, Program
+from .program import KernelError, Mode, Program
 from .signature import MISSING, NUMBER, STATIC, TENSOR, TENSORS, Parameter, Signature
 
 Tensor = torch.Tensor
@@ -227,12 +227,12 @@ class JaxOp:
         self, operands: Sequence[Tensor], numbers: Sequence[int | float], static: Sequence[Any], values: Sequence[Any]
     ) -> Program:
         given = [v for v in values if isinstance(v, torch.dtype)]
-        x64 = programs.is_wide([*given, *[t.dtype for t in operands]], numbers)
+        mode = programs.mode_of(programs.is_wide([*given, *[t.dtype for t in operands]], numbers))
         content = self._current()
-        key = content.digest, x64, tuple(static)
+        key = content.digest, mode, tuple(static)
         found = self._bases.get(key)
         if found is None:
-            found = self._bases[key] = self._made(content.digest, x64, values)
+            found = self._bases[key] = self._made(content.digest, mode, values)
         return found
 
     def _current(self) -> Content:
@@ -248,14 +248,14 @@ class JaxOp:
             ) from error
         return content
 
-    def _made(self, content: str, x64: bool, values: Sequence[Any]) -> Program:
+    def _made(self, content: str, mode: Mode, values: Sequence[Any]) -> Program:
         plan = [self._plan(p, value) for p, value in zip(self._parameters, values, strict=True)]
         stable = [
             (p.name, p.kind, p.keyword, digest_of(told, f"argument {p.name!r} of {self.name}"))
             for p, (told, _) in zip(self._parameters, plan, strict=True)
         ]
         name = self.name
-        digest = programs.digest(content, x64, stable, self.mutates, self.signature.returns)
+        digest = programs.digest(content, mode, stable, self.mutates, self.signature.returns)
         function, parameters, builders = self.function, self._parameters, [build for _, build in plan]
 
         def call(operands: list[Any], numbers: list[Any]) -> tuple[list[Any], Any]:
@@ -265,10 +265,10 @@ class JaxOp:
             named = {p.name: v for p, v in zip(parameters, given, strict=True) if p.keyword}
             return self._flat(function(*args, **named))
 
-        recipe = recipes.of_op(name, content, x64, [_entry(p, v) for p, v in zip(parameters, values, strict=True)])
-        return programs.known(Program(name, digest, call, x64, recipe))
+        recipe = recipes.of_op(name, content, mode, [_entry(p, v) for p, v in zip(parameters, values, strict=True)])
+        return programs.known(Program(name, digest, call, mode, recipe))
 
-    def _remade(self, content: str, x64: bool, entries: Sequence[Any]) -> Program | None:
+    def _remade(self, content: str, mode: Mode, entries: Sequence[Any]) -> Program | None:
         """A program by its recipe, if this is the function that it was of."""
         digest = self._current().digest
         if not digest.startswith(content) or len(entries) != len(self._parameters):
@@ -277,7 +277,7 @@ class JaxOp:
             [None] * e if p.kind is TENSORS else None if p.kind is TENSOR and not e else e
             for p, e in zip(self._parameters, entries, strict=True)
         ]
-        return self._made(digest, x64, values)
+        return self._made(digest, mode, values)
 
     def _plan(self, p: Parameter, value: Any) -> tuple[Any, Callable[[Any, Any], Any]]:
         """What is fixed of an argument, as plain values, and what makes it of arrays and scalars again."""

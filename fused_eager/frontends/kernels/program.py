@@ -8,10 +8,12 @@ programs.
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from . import platforms
 Aval = jax.ShapeDtypeStruct
 Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shapes and dtypes
 Kinds = tuple[type, ...]  # of numbers
+Mode = tuple[bool | str | None, ...]
 _WIDE = frozenset({torch.float64, torch.int64, torch.complex128, torch.uint64})
 _LOCK = threading.RLock()
 
@@ -54,18 +57,19 @@ class Program:
     """A function of flat arrays, with a title for people and a name for keys, which begins with the digest.
 
     `call(operands, numbers)` returns `(results, tree)`: a flat list of arrays, and how they are put together where the
-    program is the user's own function. `x64`: whether it is traced with 64-bit numbers.
+    program is the user's own function. `mode` is what `mode_of` says of how it is traced.
     """
 
     def __init__(
-        self, title: str, digest: str, call: Callable[..., tuple[list[Any], Any]], x64: bool, recipe: str = ""
+        self, title: str, digest: str, call: Callable[..., tuple[list[Any], Any]], mode: Mode, recipe: str = ""
     ):
         self.title = title
         self.digest = digest
         self.recipe = recipe
         self.name = f"{digest}:{recipe}" if recipe else digest
         self.call = call
-        self.x64 = x64
+        self.mode = mode
+        self.x64 = bool(mode[0])
         self._traced: Bounded[Hashable, Traced] = Bounded(256)
         self._derived: dict[Hashable, Program] = {}
 
@@ -81,8 +85,7 @@ class Program:
 
     def traced(self, operands: Form, kinds: Kinds) -> Traced:
         """The program for operands of these shapes and dtypes and numbers of these types."""
-        # What decides how JAX traces, besides: jax's own switches are part of a region's key.
-        key = operands, kinds, jax.config.jax_default_matmul_precision, jax.config.jax_numpy_dtype_promotion
+        key = operands, kinds
         found = self._traced.get(key)
         if found is None:
             with _LOCK:
@@ -91,6 +94,16 @@ class Program:
                     found = self._traced[key] = self._trace(operands, kinds)
         return found
 
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """JAX's switches are as they were where the op was called, on whichever thread it is traced."""
+        with ExitStack() as stack:
+            stack.enter_context(enable_x64(self.x64))
+            stack.enter_context(jax.disable_jit(False))
+            for name, value in zip(_SWITCHES, self.mode[1:], strict=True):
+                stack.enter_context(getattr(jax, name)(value))
+            yield
+
     def _trace(self, operands: Form, kinds: Kinds) -> Traced:
         tree: list[Any] = [None]
 
@@ -98,7 +111,7 @@ class Program:
             results, tree[0] = self.call(list(arrays), list(numbers))
             return results
 
-        with enable_x64(self.x64), jax.disable_jit(False):
+        with self.tracing():
             jaxpr = jax.make_jaxpr(flat)(list(avals(operands)), number_avals(kinds, self.x64))
         specs = []
         for i, aval in enumerate(jaxpr.out_avals):
@@ -154,6 +167,19 @@ _NUMBERS: dict[type, tuple[str, str]] = {float: ("float32", "float64"), int: ("i
 def form_of(tensors: Sequence[torch.Tensor]) -> Form:
     """Shapes and dtypes of tensors."""
     return tuple([(tuple(t.shape), t.dtype) for t in tensors])
+
+
+# JAX's switches that decide what a function computes, by the names of the contexts that set them.
+_SWITCHES = (
+    "default_matmul_precision", "numpy_dtype_promotion", "numpy_rank_promotion", "default_prng_impl",
+    "threefry_partitionable",
+)  # fmt: skip
+
+
+def mode_of(x64: bool) -> Mode:
+    """How a function is traced now: with 64-bit numbers or not, and by JAX's switches."""
+    values = [getattr(jax.config, f"jax_{name}") for name in _SWITCHES]
+    return (x64, *[v.value if isinstance(v, enum.Enum) else v for v in values])
 
 
 def is_wide(dtypes: Sequence[torch.dtype], numbers: Sequence[int | float]) -> bool:

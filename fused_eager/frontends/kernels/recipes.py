@@ -16,10 +16,10 @@ import torch
 from fused_eager.fusion_rules import programs
 
 from . import derive
-from .program import KernelError, Program, owner_of
+from .program import KernelError, Mode, Program, owner_of
 
-# What makes a program of an op's function: (x64, one entry for each parameter) -> program.
-Maker = Callable[[str, bool, Sequence[Any]], Program | None]
+# What makes a program of an op's function: (content, mode, one entry for each parameter) -> program.
+Maker = Callable[[str, Mode, Sequence[Any]], Program | None]
 _MAKERS: dict[str, list[Maker]] = {}
 
 
@@ -28,10 +28,10 @@ def offer(op: str, maker: Maker) -> None:
     _MAKERS.setdefault(op, []).insert(0, maker)
 
 
-def of_op(op: str, content: str, x64: bool, entries: Sequence[Any]) -> str:
+def of_op(op: str, content: str, mode: Mode, entries: Sequence[Any]) -> str:
     """The recipe of a program of an op's function; "" where an entry is no plain value."""
     try:
-        text = json.dumps([op, content[:16], x64, [_plain(e) for e in entries]], separators=(",", ":"))
+        text = json.dumps([op, content[:16], mode, [_plain(e) for e in entries]], separators=(",", ":"))
     except TypeError:
         return ""
     return text
@@ -67,10 +67,10 @@ def make(name: str) -> Program:
         return found
     digest, _, recipe = name.partition(":")
     try:
-        (op, content, x64, entries), *steps = json.loads(f"[{recipe}]") if recipe else [("", "", False, ())]
+        (op, content, mode, entries), *steps = json.loads(f"[{recipe}]") if recipe else [("", "", (), ())]
         made = None
         for maker in _MAKERS.get(op, ()):
-            made = maker(content, x64, [_value(e) for e in entries])
+            made = maker(content, tuple(mode), [_value(e) for e in entries])
             if made is not None:
                 break
         for step in steps:

@@ -19,7 +19,6 @@ import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 
 from ...log.events import LOG
-from ...xla import enable_x64
 from . import derive
 from .program import Form, Program, number_avals
 from .recipes import make
@@ -86,7 +85,7 @@ def _symbolic(program: Program, operands: Sequence[Tensor], numbers: Numbers) ->
     def flat(arrays: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
         return program.call(list(arrays), list(scalars))[0]
 
-    with enable_x64(program.x64):
+    with program.tracing():
         made = jax.eval_shape(flat, [aval(t) for t in operands], number_avals(kinds_of(numbers), program.x64))
     now = {name: int(n.node.hint) for name, n in sizes.items()}
     hints = tuple([(tuple([n.node.hint if isinstance(n, torch.SymInt) else n for n in t.shape]), t.dtype)

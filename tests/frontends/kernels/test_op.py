@@ -441,3 +441,20 @@ def test_what_a_function_must_not_close_over() -> None:
 
     with pytest.raises(KernelError, match=r"weight, which closed closes over, is a torch.Tensor"):
         closed(torch.ones(2))
+
+
+def test_jaxs_switches_are_those_of_the_call_on_whichever_thread_it_is_traced() -> None:
+    @jax_op("op_tests::multiplied")
+    def multiplied(x: Array, y: Array) -> Array:
+        return x @ y
+
+    x = torch.randn(4, 4)
+    multiplied(x, x)
+    with jax.default_matmul_precision("float32"):
+        with fused_eager():
+            out = multiplied(x * 1, x)
+        close(out, x @ x)
+    named = [str(p.traced((((4, 4), torch.float32),) * 2, ()).jaxpr) for p in multiplied._bases.values()]
+    assert len(named) == 2 and ["HIGHEST" in text for text in named] == [False, True]
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(Exception, match="promotion"):
+        multiplied(x, x.double())
