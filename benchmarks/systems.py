@@ -105,6 +105,13 @@ def _compile(function: Any) -> Any:
     return torch.compile(function)
 
 
+def _compile_fused(function: Any) -> Any:
+    # Not by its name: a checkout has no entry points.
+    from fused_eager.frontends.compiler.backend import compile_graph
+
+    return torch.compile(function, backend=compile_graph)
+
+
 def _ours(name: str, about: str) -> System:
     return _fused(name, about, _mode(name))
 
@@ -151,6 +158,13 @@ SYSTEMS: dict[str, System] = {
             compilations=_graphs_compiled,
             same_random=False,
             optional=True,
+        ),
+        System(
+            "compile_fused",
+            'torch.compile(backend="fused_eager") around the model or the function',
+            nullcontext,
+            wrap=_compile_fused,
+            compilations=_regions_compiled,
         ),
         _torchax("torchax", "torchax in eager mode, one op at a time (the extra `peers`)"),
         _torchax("torchax_jit", "torchax, the model or the function jitted, which the user has to add", peers.jitted),

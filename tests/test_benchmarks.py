@@ -68,7 +68,11 @@ def _everyday(row: Workload) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "system"),
-    [*map(_in_both, product(DISTINCT, ("fused", "strict"))), *map(_everyday, PROGRAMS)],
+    [
+        *map(_in_both, product(DISTINCT, ("fused", "strict"))),
+        *map(_everyday, PROGRAMS),
+        ("mlp_adam_loop", "compile_fused"),
+    ],
 )
 def test_our_modes_compute_what_eager_computes(name: str, system: str) -> None:
     workload = ALL[name]
