@@ -200,6 +200,13 @@ def test_an_index_out_of_range_is_told_with_its_line_and_nothing_else_is_lost() 
     assert before.tolist() == [1, 1] and x.sum().item() == 15
 
 
+def test_a_loader_that_pins_memory_works() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(6.0))
+    loader = torch.utils.data.DataLoader(data, 2, pin_memory=True)
+    found = [batch.to(TPU, non_blocking=True).sum().item() for (batch,) in loader]
+    assert found == [1, 5, 9]
+
+
 def test_a_number_of_the_cpu_may_be_an_operand() -> None:
     assert (grid() * torch.tensor(2.0)).tolist() == [[0, 2, 4], [6, 8, 10]]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
+from ..context.composites import READING_COMPOSITES
 from . import cells, random, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
@@ -178,6 +180,11 @@ def _histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     return _FETCHED_HISTC(self.to(torch.float64), bins, min, max).to(self.dtype)  # type: ignore[no-any-return]
 
 
+def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """A copy. Nothing is pinned: torch would ask the device's own allocator for such memory, which is C++."""
+    return self.clone()
+
+
 # What is neither recorded nor fetched.
 OWN: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": storages.empty,
@@ -199,6 +206,8 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     if own is not None:
         return own
     info = info_of(op)
+    if op in _reading_composites():
+        return _fetched(info)
     if _is_torchs(op, info):
         return None
     kind = info.kind
@@ -212,6 +221,15 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     if kind in (Kind.VALUES, Kind.CHECK, Kind.CUSTOM):
         return _fetched(info)
     return None
+
+
+@functools.cache
+def _reading_composites() -> frozenset[OpOverload]:
+    """Composites whose C++ looks at memory, which is not there. (What some others look at comes to the host by ops.)"""
+    return frozenset(row.op for row in READING_COMPOSITES if row.op is not None and not row.name.startswith(_BY_OPS))
+
+
+_BY_OPS = ("tensor_split", "quantile", "nanquantile", "meshgrid", "_reshape_from_tensor")
 
 
 def _unless_zero(info: OpInfo, name: str) -> Callable[..., Any]:
@@ -256,6 +274,9 @@ def register() -> int:
                 count += 1
         rest = torch.library.Library("_", "IMPL")
         rest.fallback(_fallback, KEY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
+            lib.impl("_pin_memory", _pin_memory, "CPU")
         _libraries.extend((lib, rest))
         return count
 
