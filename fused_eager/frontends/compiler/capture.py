@@ -354,7 +354,7 @@ class Capture:
                     self.slot_of[cdata] = slot = self._slot()
                     outputs.append((b.vid, slot))
                     self.keep.append(b.storage)
-            live = frozenset(vid for vid, *_ in (*outputs, *written))
+            live = frozenset([*(vid for vid, _ in outputs), *(vid for vid, _, _ in written)])
             switches, default = precision.switches(), torch.get_default_dtype()
             config, homes = self.config, homes_of_values(stream)
             inputs = [(i.vid, i.home, self.slot_of[at], i.offset) for at, found in natives.items() for i in found]
