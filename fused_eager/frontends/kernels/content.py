@@ -97,6 +97,10 @@ def _bytes(array: np.ndarray) -> tuple[Any, ...]:
     return (sys.intern(hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).tobytes()).hexdigest()),)
 
 
+def _entry(space: Mapping[str, Any], name: str) -> Any:
+    return space.get(name, _MISSING)
+
+
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -240,7 +244,8 @@ class _Walk:
 
     def _globals(self, function: Any, path: str) -> None:
         """What the code reads by name: globals, and of the user's own modules the attributes that it names."""
-        space, pending, names = function.__globals__, [function.__code__], {}
+        space, pending = function.__globals__, [function.__code__]
+        names: dict[str, None] = {}
         attributes: set[str] = set()
         while pending:
             code = pending.pop()
@@ -277,7 +282,7 @@ class _Walk:
         space = vars(module)
         for name in sorted(attributes & space.keys()):
             value = space[name]
-            self.seen.name(lambda key, space=space: space.get(key, _MISSING), name, value)
+            self.seen.name(functools.partial(_entry, space), name, value)
             self.tell("attribute", name)
             if isinstance(value, types.ModuleType):
                 if id(value) not in self.met:
@@ -326,7 +331,7 @@ class _Walk:
             if name in _UNIMPORTANT or isinstance(part, (types.GetSetDescriptorType, types.MemberDescriptorType)):
                 continue
             self.tell(name)
-            self.seen.name(lambda key, value=value: vars(value).get(key, _MISSING), name, part)
+            self.seen.name(functools.partial(_entry, vars(value)), name, part)
             self.take(part, f"{path}.{name}")
 
     def _descriptor(self, value: Any, path: str) -> None:
@@ -364,7 +369,7 @@ class _Walk:
         for name in slots:
             part = getattr(value, name, _MISSING)
             if part is not _MISSING and not name.startswith("__"):
-                self.seen.name(lambda v, name=name: getattr(v, name, _MISSING), value, part)
+                self.seen.name(functools.partial(getattr, value), name, part)
                 self.tell(name)
                 self.take(part, f"{path}.{name}")
 

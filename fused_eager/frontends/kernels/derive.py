@@ -165,10 +165,10 @@ def _places(jaxpr: Any, operands: int, count: int) -> tuple[tuple[tuple[str, int
 
 def _gradients(pull: Any, given: Sequence[Any], wanted: Mask, results: Sequence[Any]) -> list[Any]:
     """What JAX's pullback makes of the cotangents that there are, zeros for the others."""
-    given = iter(given)
+    those = iter(given)
     cotangents = []
     for want, aval in zip(wanted, results, strict=True):
-        ct = next(given) if want else None
+        ct = next(those) if want else None
         if _is_differentiable(aval):
             cotangents.append(jnp.zeros(aval.shape, aval.dtype) if ct is None else _conj(ct).astype(aval.dtype))
     return [_conj(g) for g in pull(cotangents)]
@@ -243,4 +243,6 @@ def step(program: Program, written: Any) -> Program | None:
         operands, kinds, mask, *wanted = how
         way = way_back(program, operands, kinds, mask)
         return way.backward(*wanted) if what == "backward" and way.make is not None else way.forward
-    return {"pullback": pullback, "tangent": tangent, "batched": batched}[what](program, *how)
+    makers: dict[str, Any] = {"pullback": pullback, "tangent": tangent, "batched": batched}
+    made: Program = makers[what](program, *how)
+    return made

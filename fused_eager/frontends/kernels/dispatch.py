@@ -276,7 +276,7 @@ def _batched(op: OpOverload, keyset: Any, operands: Sequence[Tensor], numbers: N
         out = op(list(operands), numbers, made.name)
         return out, [0] * len(out)
 
-    interpreter = retrieve_current_functorch_interpreter()
+    interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op, operands, numbers, program)
 
 

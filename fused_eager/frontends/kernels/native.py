@@ -5,6 +5,7 @@ It is a region of one node, so it is keyed, cached and compiled like any other: 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -39,6 +40,16 @@ _ALONE = Reason("mode.single")
 _KNOWN: Bounded[Hashable, Executable] = Bounded(1024)
 _CONFIG: list[Config] = []
 _MAKING = threading.Lock()
+_child: list[int] = []  # a process without XLA's threads
+
+
+def _forked() -> None:
+    if device.cache_info().currsize:
+        _child.append(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def run(
@@ -48,10 +59,16 @@ def run(
 
     Raises:
         KernelError: no function of this process has that digest, or a tensor has a dtype that XLA has not.
+        RuntimeError: the process is a fork of one that had started XLA.
         Exception: what the user's function raised while it was traced.
     """
     form = form_of(operands)
     kinds = tuple([type(n) for n in numbers])
+    if _child:
+        raise RuntimeError(
+            f"{op} cannot run here: this process was forked from one that had started XLA, whose threads it has not. "
+            "Start it with multiprocessing's method 'spawn' or 'forkserver', or fork before the first such op"
+        )
     with unobserved():
         dense = [t.resolve_conj().resolve_neg().contiguous() for t in operands]
         key = op, program, form, kinds

@@ -32,7 +32,7 @@ from ...errors import FusedEagerError
 from ...xla import enable_x64
 from . import platforms
 
-Aval = jax.ShapeDtypeStruct
+Aval = Any  # jax.ShapeDtypeStruct
 Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shapes and dtypes
 Kinds = tuple[type, ...]  # of numbers
 Mode = tuple[bool | str | None, ...]
@@ -153,12 +153,12 @@ def _kind(number: Any) -> type:
 
 def avals(form: Form) -> tuple[Aval, ...]:
     """What JAX traces operands with."""
-    return tuple(Aval(shape, JAX_DTYPE[dtype]) for shape, dtype in form)
+    return tuple(jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for shape, dtype in form)
 
 
 def number_avals(kinds: Kinds, x64: bool) -> list[Aval]:
     """What JAX traces Python numbers with: scalars that take on the dtype of the arrays that they meet."""
-    return [Aval((), _NUMBERS[kind][x64], weak_type=True) for kind in kinds]
+    return [jax.ShapeDtypeStruct((), _NUMBERS[kind][x64], weak_type=True) for kind in kinds]
 
 
 _NUMBERS: dict[type, tuple[str, str]] = {float: ("float32", "float64"), int: ("int32", "int64")}

@@ -37,8 +37,12 @@ def concrete(operands: Sequence[Tensor]) -> Form:
     return tuple([(tuple([int(n) for n in t.shape]), t.dtype) for t in operands])
 
 
+def _is_symbol(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
 def _is_symbolic(operands: Sequence[Tensor]) -> bool:
-    return any(isinstance(n, torch.SymInt) for t in operands for n in t.shape)
+    return any(_is_symbol(n) for t in operands for n in t.shape)
 
 
 def specs(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[tuple[Any, torch.dtype]]:
@@ -69,17 +73,21 @@ def fake(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Ten
 
 def _symbolic(program: Program, operands: Sequence[Tensor], numbers: Numbers) -> list[tuple[Any, torch.dtype]]:
     names: dict[str, str] = {}
-    sizes: dict[str, torch.SymInt] = {}
+    sizes: dict[str, Any] = {}
     for t in operands:
+        n: Any  # torch's types say that sizes are ints
         for n in t.shape:
-            if isinstance(n, torch.SymInt) and str(n.node.expr) not in names:
+            if _is_symbol(n) and str(n.node.expr) not in names:
                 names[str(n.node.expr)] = name = f"d{len(names)}"
                 sizes[name] = n
     scope = jax.export.SymbolicScope()
     variables = dict(zip(names, jax.export.symbolic_shape(", ".join(names.values()), scope=scope), strict=True))
 
+    def dimension(n: Any) -> Any:
+        return variables[str(n.node.expr)] if _is_symbol(n) else n
+
     def aval(t: Tensor) -> Any:
-        shape = tuple(variables[str(n.node.expr)] if isinstance(n, torch.SymInt) else n for n in t.shape)
+        shape = tuple(dimension(n) for n in t.shape)
         return jax.ShapeDtypeStruct(shape, JAX_DTYPE[t.dtype])
 
     def flat(arrays: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
@@ -88,7 +96,7 @@ def _symbolic(program: Program, operands: Sequence[Tensor], numbers: Numbers) ->
     with program.tracing():
         made = jax.eval_shape(flat, [aval(t) for t in operands], number_avals(kinds_of(numbers), program.x64))
     now = {name: int(n.node.hint) for name, n in sizes.items()}
-    hints = tuple([(tuple([n.node.hint if isinstance(n, torch.SymInt) else n for n in t.shape]), t.dtype)
+    hints = tuple([(tuple([_hint(n) for n in t.shape]), t.dtype)
                    for t in operands])
     found, seen = [], []
     for result in made:
@@ -97,6 +105,10 @@ def _symbolic(program: Program, operands: Sequence[Tensor], numbers: Numbers) ->
     if tuple(seen) != program.traced(hints, kinds_of(numbers)).specs:
         raise ValueError("the function returns other shapes for a size than for a symbol")
     return found
+
+
+def _hint(n: Any) -> Any:
+    return n.node.hint if _is_symbol(n) else n
 
 
 def _size(dimension: Any, values: dict[str, Any]) -> Any:

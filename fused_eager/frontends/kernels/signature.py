@@ -143,7 +143,7 @@ def signature(
         for n in told:
             if n not in names:
                 raise KernelError(f"{what} names {n!r}, which {name} has not; its parameters are {', '.join(names)}")
-    changed = []
+    changed: list[Parameter] = []
     for p in parameters:
         if p.name in static and p.name in traced:
             raise KernelError(f"parameter {p.name!r} of {name} is static and traced at once")

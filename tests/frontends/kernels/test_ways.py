@@ -241,3 +241,30 @@ for name in ("rms_norm", "scanned", "tree"):
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_is_told_and_does_not_hang() -> None:
+    program = """
+import os, torch
+from tests.frontends.kernels.functions import FUNCTIONS
+op, arguments = FUNCTIONS["rms_norm"]
+def child():
+    try:
+        return "ran " + str(tuple(op(*arguments(torch.float32)).shape))
+    except RuntimeError as error:
+        return str(error)
+for _ in range(2):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, child().encode())
+        os._exit(0)
+    os.close(writing)
+    print(os.read(reading, 1000).decode())
+    os.waitpid(pid, 0)
+    op(*arguments(torch.float32))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.strip().splitlines()
+    assert before == "ran (2, 6)" and "forked from one that had started XLA" in after
