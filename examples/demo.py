@@ -1,4 +1,4 @@
-"""What `make demo` runs: train_gpt.py, which knows nothing of this library, plain, Strict and Fused from one seed.
+"""What `make demo` runs: train_gpt.py from one seed, plain, Strict, Fused and on the device. It knows nothing of them.
 
     python examples/demo.py
     python examples/demo.py --modes off,fused --steps 100 --layers 6
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 LARGEST_DIFFERENCE = 1e-3  # relative, between a loss of plain PyTorch and the same step's loss in another mode
 SIZE = ["--layers=4", "--dim=128", "--seq=64", "--batch=8", "--steps=40", "--eval-every=20", "--sample=60"]
-MODES = ("off", "strict", "fused", "debug")
+MODES = ("off", "strict", "fused", "debug", "tpu")
 
 
 @dataclass
@@ -32,17 +32,22 @@ class Run:
 
 
 def run(mode: str, arguments: list[str]) -> Run:
-    """Train the GPT in `mode`."""
+    """Train the GPT in `mode`; "tpu" is the device, with the random numbers that CPU tensors get."""
     print(f"\n== {mode} ==", flush=True)
     import train_gpt
 
-    from fused_eager import fused_eager, report
+    from fused_eager import fused_eager, register, report
 
     report(reset=True)  # the one at the end is about the last mode alone
     start = time.perf_counter()
-    # By default nobody waits for the compiler; here a steady state is to be seen within forty steps.
-    with fused_eager(mode=mode, compile="wait"):
-        result = train_gpt.train(train_gpt.parse(arguments))
+    if mode == "tpu":
+        os.environ["FUSED_EAGER_RNG"] = "torch_cpu"
+        register("tpu")
+        result = train_gpt.train(train_gpt.parse([*arguments, "--device=tpu"]))
+    else:
+        # By default nobody waits for the compiler; here a steady state is to be seen within forty steps.
+        with fused_eager(mode=mode, compile="wait"):
+            result = train_gpt.train(train_gpt.parse(arguments))
     return Run(mode, result.losses, result.steps_per_s, time.perf_counter() - start, result.sample)
 
 
@@ -72,7 +77,7 @@ def compare(runs: Sequence[Run]) -> bool:
 def parse(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The modes, the plain one first, and the arguments for train_gpt.py."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--modes", default="off,strict,fused", help="what to run, with commas; off always comes first")
+    parser.add_argument("--modes", default="off,strict,fused,tpu", help="what to run, with commas; off is the first")
     args, rest = parser.parse_known_args(argv)
     modes = [mode for mode in args.modes.split(",") if mode != "off"]
     for mode in modes:
