@@ -96,7 +96,7 @@ def test_another_number_is_no_other_compilation_and_another_static_one_is() -> N
     torch.testing.assert_close(torch.tensor(found), torch.stack(wanted) + 1)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fused_eager"])
 def test_dynamo_compiles_it_with_sizes_that_change(backend: str) -> None:
     op, arguments = FUNCTIONS["rms_norm"]
     x, w, eps = arguments(torch.float32)
