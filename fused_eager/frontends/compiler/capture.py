@@ -96,6 +96,7 @@ class Capture:
         self.given: dict[int, Tensor] = {}  # the stand-ins of slots that hold a tensor as it is
         self.constants: list[tuple[int, Any]] = []
         self.env: dict[Node, Any] = {}
+        self.rooted: set[int] = set()
         self.keep: list[Any] = []  # stand-ins whose storages' addresses are in use
         self.last: dict[Node, int] = {}
         self.at = 0
@@ -136,7 +137,8 @@ class Capture:
             else:
                 raise Unfit(f"the graph has a node {node.op}")
         drops = free_slots(self.steps, result, self.slots)
-        return Program(self.steps, drops, tuple(arguments), tuple(self.constants), self.slots, result)
+        rooted = tuple(at for at, slot in enumerate(arguments) if slot in self.rooted)
+        return Program(self.steps, drops, tuple(arguments), tuple(self.constants), self.slots, result, rooted)
 
     def _looked_up(self, a: Any) -> Any:
         return self.env[a] if isinstance(a, Node) else a
@@ -191,6 +193,13 @@ class Capture:
         conj = a.dtype.is_complex and a.is_conj()
         return Fetch(slot, Geometry(tuple(a.shape), a.stride(), a.storage_offset(), a.dtype, conj, a.is_neg()))  # type: ignore[arg-type]
 
+    def _take_root(self, t: Any) -> None:
+        """Note that a tensor's memory is counted from the beginning of its storage: what an argument's stand-in stands
+        for has to begin there."""
+        slot = self.slot_of.get(storage_of(t)._cdata)
+        if slot is not None and slot in self.given:
+            self.rooted.add(slot)
+
     # ---- calls ----
 
     def _call(self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -208,8 +217,13 @@ class Capture:
             at = info.names.index(RANDOM_UNLESS_ZERO[str(target)])
             drawn = args[at] if at < len(args) else kwargs.get(info.names[at], 0)
             kind = kind if drawn else Kind.COMPUTE
+        if target._schema.name.startswith("aten::as_strided"):
+            self._take_root(args[0])
         if kind is Kind.VIEW:
-            return target(*args, **kwargs)
+            try:
+                return target(*args, **kwargs)
+            except RuntimeError as error:  # a stand-in has the memory that its tensor spans, and no more
+                raise Unfit(f"{target} reaches beyond a tensor: {error}") from error
         if kind is Kind.COMPUTE:
             return self._compute(node, info, args, kwargs)
         if kind is Kind.ALLOCATE:

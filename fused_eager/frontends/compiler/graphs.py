@@ -54,6 +54,8 @@ class CompiledGraph:
             program = self._new(form, args)
             if program is None:
                 return self._by_ops(args)
+        if program.rooted and any(args[at].storage_offset() for at in program.rooted):
+            return self._by_ops(args)
         return program(args)
 
     def _new(self, form: Form, args: Sequence[Any]) -> Program | None:
@@ -110,7 +112,7 @@ def form_of(args: Sequence[Any]) -> Form:
 def _form(a: Any) -> Hashable:
     if isinstance(a, torch.Tensor):
         try:
-            return a.shape, a.stride(), a.dtype
+            return a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg()
         except RuntimeError:  # a sparse one has no strides
             return a.shape, a.layout, a.dtype
     return type(a), a

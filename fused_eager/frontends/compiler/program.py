@@ -205,7 +205,8 @@ def _own(value: Any) -> Tensor:
 
 @dataclass(slots=True)
 class Program:
-    """A recorded graph. `arguments` says for each argument of the graph which slot it goes to; None for a number."""
+    """A recorded graph. `arguments` says for each argument of the graph which slot it goes to; None for a number. The
+    arguments at `rooted` have to begin where their storages do."""
 
     steps: list[Call | Stage]
     drops: list[tuple[int, ...]]  # after each step: slots that nobody needs any more
@@ -213,6 +214,7 @@ class Program:
     constants: tuple[tuple[int, Any], ...]
     slots: int
     result: Any
+    rooted: tuple[int, ...] = ()
 
     def make_ready(self) -> bool:
         """Load or compile all that it needs. Returns whether the compiler was needed."""

@@ -123,6 +123,21 @@ def view_of_an_input() -> Any:
 
 
 @program
+def memory_counted_from_the_storage() -> Any:
+    base = torch.arange(40.0)
+
+    def f(x: Tensor, y: Tensor) -> Any:
+        return x.as_strided((3,), (2,), 9), y.as_strided((2, 2), (3, 1), 1) * 2, x.as_strided((2,), (1,))
+
+    return f, (base[4:20], torch.arange(20.0))
+
+
+@program
+def memory_beyond_a_tensor() -> Any:
+    return (lambda x: x.as_strided((3,), (2,), 9) + 1), (torch.arange(40.0)[:5],)
+
+
+@program
 def the_input_itself() -> Any:
     return (lambda x, y: (x, y + 1, x)), (torch.randn(3), torch.randn(3))
 

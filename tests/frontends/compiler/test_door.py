@@ -402,3 +402,11 @@ def test_subclasses_and_sparse_tensors() -> None:
     assert (type(t), t.a.tolist(), t.b.tolist()) == (TwoTensor, [3] * 3, [1] * 3)
     s, x = torch.eye(3).to_sparse(), torch.randn(3, 2)
     torch.testing.assert_close(compiled(lambda s, x: torch.sparse.mm(s, x) * 2)(s, x), x * 2)
+
+
+def test_memory_that_is_counted_from_the_storage_may_begin_elsewhere_in_the_next_call() -> None:
+    g = compiled(lambda x: x.as_strided((3,), (2,), 5) * 2)
+    base = torch.arange(60.0)
+    for start in (0, 3, 0, 8):  # nothing of Dynamo's looks at where a tensor begins
+        x = base[start : start + 20]
+        assert g(x).tolist() == (x.as_strided((3,), (2,), 5) * 2).tolist()
