@@ -251,12 +251,14 @@ def _connect(
     return Plan(tuple(regions), tuple(drops))
 
 
-def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
-    """Check what `running.run` relies on.
+def validate(
+    plan: Plan, nodes: Sequence[Node], live: frozenset[int], donatable: frozenset[int] | None = None
+) -> None:
+    """Check what `running.run` relies on. Without `donatable` any input may be donated.
 
     Raises:
-        ValidationError: a region waits for a later one, a value is made twice or never, or a donated value is read
-            again.
+        ValidationError: a region waits for a later one, a value is made twice or never, a donated value is read
+            again, or its memory is the program's.
     """
     maker = {v: g for g, r in enumerate(plan.regions) for v in r.outputs}
     waits = [(maker[v], g) for g, r in enumerate(plan.regions) for v in r.inputs if v in maker]
@@ -284,6 +286,8 @@ def validate(plan: Plan, nodes: Sequence[Node], live: frozenset[int]) -> None:
         if len(r.donated) > len(r.outputs):
             raise ValidationError(f"region {g} donates {len(r.donated)} inputs for {len(r.outputs)} outputs")
         gone = {r.inputs[p] for p in r.donated}
+        if donatable is not None and (kept := gone - made - donatable):
+            raise ValidationError(f"region {g} donates {sorted(kept)}, whose memory the program keeps")
         late = [v for later in plan.regions[g + 1 :] for v in later.inputs if v in gone]
         if late or gone & live:
             raise ValidationError(f"region {g} donates {late or sorted(gone & live)}, which is needed later")

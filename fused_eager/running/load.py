@@ -225,7 +225,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         donatable = frozenset() if checked else work.donatable
         made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason)
         if config.validates:
-            plan.validate(made, nodes, work.live)
+            plan.validate(made, nodes, work.live, donatable)
         try:
             with precision.as_of(work.switches):
                 executables = tuple([_executable(work, r) for r in made.regions])

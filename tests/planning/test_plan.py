@@ -34,7 +34,7 @@ def plan_of(
 ) -> Plan:
     reasons = dict.fromkeys(islands, "a test")
     made = make_plan(nodes, frozenset(live), frozenset(donatable), homes_of(nodes, inputs), reasons, cap, END)
-    validate(made, nodes, frozenset(live))
+    validate(made, nodes, frozenset(live), frozenset(donatable))
     return made
 
 
@@ -243,3 +243,10 @@ def test_the_validator_refuses_a_valid_plan_turned_round(stream: dict[str, Any],
     )
     with pytest.raises(ValidationError):
         validate(turned, stream["nodes"], stream["live"])
+
+
+def test_memory_that_the_program_keeps_is_not_donated() -> None:
+    given = Plan((region([0], [0], [1], donated=[0]),), ((),))
+    validate(given, CHAIN[:1], frozenset([1]), frozenset([0]))
+    with pytest.raises(ValidationError, match="whose memory the program keeps"):
+        validate(given, CHAIN[:1], frozenset([1]), frozenset())
