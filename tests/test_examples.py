@@ -187,6 +187,6 @@ def test_demo_runs_all_modes_and_ends_well() -> None:
     command = [sys.executable, "examples/demo.py", *TINY_GPT, "--steps=4", "--eval-every=0", "--sample=2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for mode in ("off", "strict", "fused"):
+    for mode in ("off", "strict", "fused", "tpu"):
         assert re.search(rf"^{mode} +\d+\.\d\d +\d+\.\d\dx +\d+\.\d s   (none|\d\.\de-\d\d)", done.stdout, re.MULTILINE)
-    assert "== report: fused ==" in done.stdout
+    assert "== report: tpu ==" in done.stdout

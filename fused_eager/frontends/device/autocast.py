@@ -18,7 +18,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from .doors import DOORS, is_on_device
 
 KEY = "AutocastPrivateUse1"
-_EXCLUDED = DispatchKeySet(DispatchKey.AutocastPrivateUse1)
+_EXCLUDED = DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 
 LOWER = """
 _convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc

@@ -202,7 +202,7 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
-    own = OWN.get(str(op)) or random.KERNELS.get(str(op)) or cells.KERNELS.get(str(op))
+    own: Callable[..., Any] | None = OWN.get(str(op)) or random.KERNELS.get(str(op)) or cells.KERNELS.get(str(op))
     if own is not None:
         return own
     info = info_of(op)
