@@ -202,9 +202,10 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
-    own: Callable[..., Any] | None = OWN.get(str(op)) or random.KERNELS.get(str(op)) or cells.KERNELS.get(str(op))
+    name = str(op)
+    own: Any = OWN.get(name) or random.KERNELS.get(name) or cells.KERNELS.get(name)
     if own is not None:
-        return own
+        return own  # type: ignore[no-any-return]
     info = info_of(op)
     if op in _reading_composites():
         return _fetched(info)
