@@ -202,8 +202,8 @@ OWN: dict[str, Callable[..., Any]] = {
 
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
-    name = str(op)
-    own: Any = OWN.get(name) or random.KERNELS.get(name) or cells.KERNELS.get(name)
+    called = str(op)
+    own: Any = OWN.get(called) or random.KERNELS.get(called) or cells.KERNELS.get(called)
     if own is not None:
         return own  # type: ignore[no-any-return]
     info = info_of(op)
