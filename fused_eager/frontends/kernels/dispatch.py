@@ -18,7 +18,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +157,17 @@ def _apply(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 
+@contextmanager
+def _for_outer_levels() -> Iterator[None]:
+    """Where functions are differentiated within others, the outer ones see what happens here, for which torch has
+    switched both modes of differentiation off at this level."""
+    if torch._C._are_functorch_transforms_active():
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            yield
+    else:
+        yield
+
+
 def _results(operands: Sequence[Tensor], numbers: Numbers, program: str) -> int:
     return len(shapes.specs(operands, numbers, program))
 
@@ -207,7 +219,7 @@ class _Differentiable(_SingleLevelFunction):
         op, program = about.op, about.program
         if way is not None and way.forward is not None and way.kept:
             op, program = about.ops["forward"], way.forward.name
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), _for_outer_levels():
             out = op.redispatch(about.keyset & _BELOW, list(operands), about.numbers, program)
         if way is None:
             ctx.mark_non_differentiable(*[t for t in out if not _floats(t)])
@@ -253,7 +265,8 @@ class _Differentiable(_SingleLevelFunction):
         mask = tuple([t is not None and _floats(x) for t, x in zip(tangents, operands, strict=True)])
         program = derive.tangent(make(about.program), mask)
         given = [t for m, t in zip(mask, tangents, strict=True) if m]
-        made = iter(about.ops["tangent"]([*operands, *given], about.numbers, program.name))
+        with _for_outer_levels():
+            made = iter(about.ops["tangent"]([*operands, *given], about.numbers, program.name))
         specs = shapes.specs(operands, about.numbers, about.program)
         out = [next(made) if dtype.is_floating_point or dtype.is_complex else None for _, dtype in specs]
         return (*out, *[None] * (0 if about.way is None else len(about.way.kept)))

@@ -27,6 +27,7 @@ from .program import KernelError, Mode, Program
 from .signature import MISSING, NUMBER, STATIC, TENSOR, TENSORS, Parameter, Signature
 
 Tensor = torch.Tensor
+_NARROW = frozenset({torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.bool})
 LOWER = "lower"  # of an argument's autocast rule: the dtype that autocast computes products in
 
 
@@ -122,6 +123,10 @@ class JaxOp:
             self._take(p, value, operands, numbers, static)
         if self._autocast:
             operands = self._cast(values, operands)
+        if any(type(n) is int and not -(2**31) <= n < 2**31 for n in numbers) and all(
+            t.dtype in _NARROW for t in operands
+        ):
+            raise KernelError(f"{self.name} was given an int of more than 32 bits, and no tensor holds such")
         return operands, numbers, self._program(operands, numbers, static, values)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

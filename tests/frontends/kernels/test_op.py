@@ -255,9 +255,14 @@ def test_functions_of_functions() -> None:
     for op in (lambda f: vmap(f, (0, None))(x, w), lambda f: vmap(f, (None, 0))(x[0], x), lambda f: jacrev(f)(x, w),
                lambda f: jacfwd(f)(x[0], w), lambda f: hessian(lambda x: f(x, w).sum())(x[0]),
                lambda f: vmap(grad(lambda a, b: f(a, b).sum()), (0, None))(x, w),
+               lambda f: jacfwd(jacfwd(f))(x[0], w), lambda f: jacrev(jacrev(f))(x[0], w),
+               lambda f: jacrev(jacfwd(f))(x[0], w), lambda f: jacfwd(jacrev(jacfwd(f)))(x[0], w),
+               lambda f: grad(lambda v: grad(lambda u: (f(u, w) ** 3).sum())(v).sum())(x[0]),
+               lambda f: jacfwd(lambda v: jacfwd(lambda u: f(u, w) ** 3)(v).sum())(x[0]),
+               lambda f: grad(lambda v: jacfwd(lambda u: f(u, w) ** 3)(v).sum())(x[0]),
                lambda f: vmap(vmap(f, (0, 0)), (0, None))(x, w)):  # fmt: skip
         close(op(wave), op(plain))
-        with fused_eager():
+        with fused_eager(mode="strict"):
             inside = op(wave)
         close(inside, op(plain))
 
@@ -458,3 +463,13 @@ def test_jaxs_switches_are_those_of_the_call_on_whichever_thread_it_is_traced() 
     assert len(named) == 2 and ["HIGHEST" in text for text in named] == [False, True]
     with jax.numpy_dtype_promotion("strict"), pytest.raises(Exception, match="promotion"):
         multiplied(x, x.double())
+
+
+def test_an_int_that_no_tensor_holds_is_refused() -> None:
+    @jax_op("op_tests::moved", traced=["n"])
+    def moved(x: Array, n: int) -> Array:
+        return x + n
+
+    assert moved(torch.zeros(2, dtype=torch.int64), 2**40).tolist() == [2**40] * 2
+    with pytest.raises(KernelError, match="an int of more than 32 bits"):
+        moved(torch.zeros(2, dtype=torch.int32), 2**40)
