@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 
@@ -53,6 +57,40 @@ def test_modes_have_torch_tpus_names() -> None:
         assert torch.tpu.get_eager_mode() is torch.tpu.EagerMode.DEFER_NEVER
         assert (torch.ones(3, device=TPU) + 1).tolist() == [2, 2, 2]
     assert torch.tpu.get_eager_mode() is before
+
+
+def test_a_forked_child_is_refused_and_does_not_hang() -> None:
+    x = torch.ones(3, device=TPU)
+    x.sum().item()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            x + 1
+        except RuntimeError as error:
+            os._exit(7 if "forked subprocess" in str(error) else 1)
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 7
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("the child hangs")
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_tensors_of_the_device_in_a_context_for_those_of_the_cpu() -> None:
+    from fused_eager import fused_eager
+
+    here = torch.arange(4.0)
+    with fused_eager(compile="wait", native="never"):
+        doubled = here * 2
+        there = (doubled + 1).to(TPU) * 3
+        back = there.cpu() - doubled
+    assert back.tolist() == [3, 7, 11, 15] and there.tolist() == [3, 9, 15, 21]
 
 
 def test_one_name_for_each_process() -> None:

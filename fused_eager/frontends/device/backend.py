@@ -13,7 +13,7 @@ import torch
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, nbytes_of
 from . import random
-from .doors import CURRENT, DOORS, Door, set_options
+from .doors import CURRENT, DOORS, Door, is_forked, set_options
 
 _SYNC = Reason("sync.call", "synchronize")
 
@@ -167,7 +167,7 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    return is_forked()
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------

@@ -126,6 +126,17 @@ class Door:
 
 DOORS: list[Door] = []
 CURRENT = [0]  # the device that is meant where none is named
+_forked = [False]
+
+
+def refuse_here() -> None:
+    """From here on this process, a forked child, has no device: it would wait for threads of XLA's that are not in it."""
+    _forked[0] = True
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had the device."""
+    return _forked[0]
 
 
 def is_on_device(t: Tensor) -> bool:
@@ -163,7 +174,16 @@ def set_options(**given: object) -> None:
 
 
 def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
-    """The door of an op's first tensor that is on a device; if there is none, that of the device which is named."""
+    """The door of an op's first tensor that is on a device; if there is none, that of the device which is named.
+
+    Raises:
+        RuntimeError: the process was forked from one that had the device.
+    """
+    if _forked[0]:
+        raise RuntimeError(
+            f"Cannot use {DOORS[0].device.type} in a forked subprocess. To use it with multiprocessing, you must use "
+            "the 'spawn' start method"
+        )
     for a in args:  # most often the first one is it
         if isinstance(a, Tensor) and is_on_device(a):
             return DOORS[a.get_device()]
@@ -203,6 +223,6 @@ def unseen(body: Callable[..., Any], *args: Any) -> Any:
 
 
 __all__ = [
-    *("CURRENT", "DOORS", "Door", "door_of", "is_on_device", "named_door"),
+    *("CURRENT", "DOORS", "Door", "door_of", "is_forked", "is_on_device", "named_door", "refuse_here"),
     *("options_for", "set_options", "stepped", "told", "unseen"),
 ]

@@ -7,6 +7,7 @@ device to its end.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from typing import Any
@@ -19,8 +20,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
+from ..context import leaving
 from . import autocast, backend, kernels, modules, random, storages
-from .doors import CURRENT, DOORS, Door, options_for, stepped
+from .doors import CURRENT, DOORS, Door, options_for, refuse_here, stepped
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -62,6 +64,8 @@ def register(name: str = DEFAULT) -> int:
         kernels.register()
         autocast.register()
         modules.patch(name)
+        os.register_at_fork(after_in_child=refuse_here)
+        leaving.arrange()
         _registered.append(name)
         platform = devices[0].platform
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
