@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from ..bounded import Bounded
 from . import trap
-from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
+from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of, dtype_code, owned
 from .heap import libc
 from .trap import pointer_of, storage_of
 
 LEAST, MOST = 1 << 17, 1 << 36  # bytes: smaller tensors cost nothing to speak of; as many are reserved
 
-_described: Bounded[Any, tuple[int, Any] | None] = Bounded(4096)
+KEPT = 4096  # descriptions, one for all tensors of a kind: none is let go of, for a tensor reads its own as it dies
+_described: dict[Any, tuple[int, Any] | None] = {}
 _from_capsule: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # type: ignore[attr-defined]
 
 
@@ -50,11 +50,14 @@ def tensor(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype,
     """
     if LEAST <= nbytes <= MOST:
         key = shape, strides, dtype
-        if key not in _described:
+        if key not in _described and len(_described) < KEPT:
             _described[key] = _description(*key)
         known = _described.get(key)
-        if known is not None:
-            t = _from_capsule(capsule(known[0]))
+        taken = None if known is None else capsule(known[0])
+        if key not in _described and address() and len(shape) <= MAX_DIMS:
+            taken = owned(address(), CPU, 0, shape, strides, dtype_code(dtype))
+        if taken is not None:
+            t = _from_capsule(taken)
             trap.arm(storage_of(t))
             return t
     t = torch.empty_strided(shape, strides, dtype=dtype)

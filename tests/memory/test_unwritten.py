@@ -49,11 +49,21 @@ def test_small_tensors_have_memory_of_their_own() -> None:
 
 def test_where_no_addresses_can_be_reserved_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unwritten, "address", lambda: 0)
-    monkeypatch.setattr(unwritten, "_described", unwritten.Bounded(4))
+    monkeypatch.setattr(unwritten, "_described", {})
     t = unwritten.tensor((N,), (1,), torch.float32, 4 * N)
     assert not lies_nowhere(t)
     trap.disarm(storage_of(t))
     assert torch.equal(t.fill_(2), torch.full((N,), 2.0))
+
+
+def test_there_may_be_more_kinds_than_descriptions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten, "_described", {})
+    monkeypatch.setattr(unwritten, "KEPT", 2)
+    made = [unwritten.tensor((N + k, 2), (2, 1), torch.float32, 8 * (N + k)) for k in range(8)]
+    assert all(map(lies_nowhere, made)) and [t.shape[0] - N for t in made] == list(range(8))
+    assert len(unwritten._described) == 2
+    del made  # each reads its description once more
+    gc.collect()
 
 
 def test_an_inference_tensor_is_one() -> None:

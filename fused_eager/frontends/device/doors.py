@@ -130,7 +130,7 @@ _forked = [False]
 
 
 def refuse_here() -> None:
-    """From here on this process, a forked child, has no device: it would wait for threads of XLA's that are not in it."""
+    """From here on this process, a forked child, has no device: it would wait for threads that are not in it."""
     _forked[0] = True
 
 
