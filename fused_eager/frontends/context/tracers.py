@@ -66,6 +66,9 @@ def _have_traced(function: Callable[..., Any]) -> None:
     from torch._dynamo import trace_rules as rules
     from torch._dynamo.variables import UserFunctionVariable
 
+    # By name, for the map of functions is made anew after each of Dynamo's resets; and in the one that is there.
+    owner, _, name = function.__qualname__.rpartition(".")
+    rules.manual_torch_name_rule_map[f"{function.__module__}.{owner}#{name}"] = UserFunctionVariable
     rules.get_torch_obj_rule_map()[function] = UserFunctionVariable
 
 

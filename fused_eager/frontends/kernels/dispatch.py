@@ -266,7 +266,9 @@ class _Differentiable(_SingleLevelFunction):
         program = derive.tangent(make(about.program), mask)
         given = [t for m, t in zip(mask, tangents, strict=True) if m]
         with _for_outer_levels():
-            made = iter(about.ops["tangent"]([*operands, *given], about.numbers, program.name))
+            # Without their tangents of this level, which are `given`: else it would be differentiated here once more.
+            plain = [forward_ad.unpack_dual(t).primal for t in operands]
+            made = iter(about.ops["tangent"]([*plain, *given], about.numbers, program.name))
         specs = shapes.specs(operands, about.numbers, about.program)
         out = [next(made) if dtype.is_floating_point or dtype.is_complex else None for _, dtype in specs]
         return (*out, *[None] * (0 if about.way is None else len(about.way.kept)))

@@ -207,13 +207,15 @@ def test_a_context_below_a_mode_in_one_that_was_entered_aside(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(pace.Pace, "enter", lambda self, place: math.inf)
+    # Torch keeps one flag for all threads, and two that enter and leave at a time leave it wrong.
+    before = _python_dispatch.is_in_torch_dispatch_mode()
     for _ in range(3):
         with fused_eager(native="measured"):
             assert current_door().aside and not stack()  # type: ignore[union-attr]
             with Counting() as counting:
                 assert is_seen(options)
                 assert stack()[-1] is counting
-        assert not stack() and not _python_dispatch.is_in_torch_dispatch_mode()
+        assert not stack() and _python_dispatch.is_in_torch_dispatch_mode() == before
 
 
 @pytest.mark.parametrize("options", SEEN, ids=str)
