@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 # The developer's own settings must not decide what is tested; who follows is asked for. Before anything reads them.
@@ -43,6 +42,7 @@ from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
 
 from .durations import pytest_terminal_summary  # noqa: E402, F401 - a hook of pytest's
 from .known_gaps import reason_for  # noqa: E402
+from .thinning import thin  # noqa: E402
 
 torch.set_num_threads(1)
 # What tests compile themselves is for the device that regions are for, on machines with a GPU as well.
@@ -68,13 +68,8 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the known gaps, and leave to the full run the semantics' thousands of programs in the slower modes, and most
     of what is `thinned`. With `--one-in`, keep a part of what is left."""
-    seen: Counter[str] = Counter()
+    thin(items)
     for item in items:
-        thinned, test = item.get_closest_marker("thinned"), item.nodeid.partition("[")[0]
-        # By a step that is no fraction: each n-th could be of one dtype all along.
-        if thinned is not None and seen[test] * 0.618034 % 1 >= 1 / thinned.args[0]:
-            item.add_marker(pytest.mark.slow)
-        seen[test] += 1
         reason = reason_for(item.nodeid)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 
 import pytest
+
+from ..thinning import thin
 
 if os.environ.get("TESTS_ON_DEVICE"):
     import fused_eager.tpu  # noqa: F401 - registers the device
@@ -15,12 +16,6 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most of what is `thinned` to the full run."""
-    if not os.environ.get("TESTS_ON_DEVICE"):
-        return
-    seen: Counter[str] = Counter()
-    for item in items:
-        thinned, test = item.get_closest_marker("thinned"), item.nodeid.partition("[")[0]
-        if thinned is not None and seen[test] * 0.618034 % 1 >= 1 / thinned.args[0]:
-            item.add_marker(pytest.mark.slow)
-        seen[test] += 1
+    """Leave most of what is `thinned` to the full run; elsewhere `tests/conftest.py` has done so."""
+    if os.environ.get("TESTS_ON_DEVICE"):
+        thin(items)

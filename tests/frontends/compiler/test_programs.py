@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from fused_eager.frontends.compiler.backend import compile_graph
 from .programs import PROGRAMS, parameters
 
 Tensor = torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def copied(args: Any) -> Any:
