@@ -9,7 +9,6 @@ has written yet holds zeros, which are made once somebody reads them.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +21,12 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..memory import buffers
 from ..memory.borrow import Home
-from ..memory.buffers import Buffer, Table, storage_of
+from ..memory.buffers import LOCK, Buffer, Table, storage_of
 from ..memory.capsule import ACCELERATOR, dtype_code, owned
 from ..memory.trap import pointer_of
 from ..xla import device as host_device
 from ..xla import enable_x64
-from .device import Device
+from .device import Device, no_numbers
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
 _ALIGNED = 64  # bytes, as torch's own allocators have it
@@ -119,23 +118,23 @@ class Accelerator(Device):
 
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """A copy of the numbers on the device."""
+        if not numbers:
+            return no_numbers(dtype, self._xla)
         with enable_x64(True):
             return jax.device_put(np.array(numbers, JAX_DTYPE[dtype]), self._xla)
 
 
-_next = itertools.count(FIRST // _ALIGNED)
+_free = [FIRST]  # the first address that nobody has had
 
 
 def take(nbytes: int) -> int:
     """The first of so many addresses that nobody else has had; 0 for none."""
     if not nbytes:
         return 0
-    global _next
-    blocks = -(-nbytes // _ALIGNED)
-    first = next(_next)
-    if blocks > 1:
-        _next = itertools.count(first + blocks)
-    return first * _ALIGNED
+    with LOCK:
+        first = _free[0]
+        _free[0] = first - (-nbytes // _ALIGNED) * _ALIGNED
+    return first
 
 
 @functools.lru_cache(maxsize=256)

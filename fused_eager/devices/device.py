@@ -7,23 +7,30 @@ everybody else can get at them; and one that has not, whose storages are address
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+import jax
+import numpy as np
 import torch
 
-from fused_eager.fusion_rules.spec import Spec
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..memory.buffers import Buffer, Table
-
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
+from ..xla import enable_x64
 
 # Shape inference, ATen's rehearsals and the rules see every device's tensors as if they were the host's: what an op
 # returns is what it returns there.
 SEEN_AS = torch.device("cpu")
+
+
+@functools.cache
+def no_numbers(dtype: torch.dtype, on: Any) -> jax.Array:
+    """A vector of no numbers on a device of JAX's: most regions are called with one."""
+    with enable_x64(True):
+        return jax.device_put(np.zeros(0, JAX_DTYPE[dtype]), on)
 
 
 class Device(ABC):

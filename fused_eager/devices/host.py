@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,8 +13,8 @@ from fused_eager.fusion_rules.spec import Spec
 from ..memory import buffers, unwritten
 from ..memory.borrow import borrow
 from ..memory.buffers import TABLE, Buffer, storage_of
-from ..xla import device, enable_x64
-from .device import Device
+from ..xla import device
+from .device import Device, no_numbers
 
 
 class Host(Device):
@@ -55,19 +53,13 @@ class Host(Device):
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """An array over memory that is put into `kept`."""
         if not numbers:
-            return _no_numbers(dtype)
+            return no_numbers(dtype, device())
         room = np.empty(len(numbers) + _ALIGNED // 8 - 1, _NUMPY[dtype])
         address = room.ctypes.data
         skipped = -address % _ALIGNED // 8
         room[skipped : skipped + len(numbers)] = numbers
         kept.append(room)
         return borrow(address + 8 * skipped, (dtype, (len(numbers),)), device())
-
-
-@functools.cache
-def _no_numbers(dtype: torch.dtype) -> Any:
-    with enable_x64(True):
-        return jax.device_put(np.zeros(0, _NUMPY[dtype]), device())
 
 
 _ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time

@@ -34,11 +34,10 @@ def empty_strided(
     of = named_door(device).device
     if any(n < 0 for n in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
-    t = of.empty(size, stride, dtype)
     spec = Spec(size, dtype, stride, SEEN_AS)
-    shape = home_shape(spec) if is_dense(size, stride) else (storage_of(t).nbytes() // dtype.itemsize,)
     with LOCK:
-        b = AcceleratorBuffer(storage_of(t), of, (dtype, shape))
+        t, b = of.new(spec, 0)
+        b.home = dtype, home_shape(spec) if is_dense(size, stride) else (b.storage.nbytes() // dtype.itemsize,)
         b.table[b.cdata] = b
     return t
 
