@@ -10,7 +10,6 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
 from ..log import site
-from ..log.events import LOG
 from ..log.reasons import Reason
 from ..memory import buffers
 from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
@@ -18,7 +17,7 @@ from ..memory.trap import offset_of, swap_memory
 from ..quiet import call, through, unobserved
 from ..running import run
 from ..running.arguments import import_native
-from ..running.island import judge, view
+from ..running.island import tell, view
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import STREAMS, NativeInput, Stream
 
@@ -184,9 +183,7 @@ def _tell(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], why: 
         IslandRefused: the options refuse what runs natively.
     """
     if any(isinstance(t, torch.Tensor) for t in leaves([args, kwargs])):
-        place = site.here()
-        judge(stream.config, info.op, place, why)
-        LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
+        tell(stream.config, info.op, site.here(), why)
 
 
 def expose_parts(tree: Any) -> None:

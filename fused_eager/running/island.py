@@ -49,6 +49,16 @@ def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: st
         warnings.warn_explicit(f"{op} runs natively at {site}: {why}", UserWarning, site.file, site.line)
 
 
+def tell(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str, called: str = "") -> None:
+    """Report an op that runs natively, under the name `called` where it is no whole one.
+
+    Raises:
+        IslandRefused: as `judge`.
+    """
+    judge(config, op, place, why)
+    LOG.emit("island", op=called or str(op), reason=why, site=str(describe(place)))
+
+
 def as_home(value: Any, of: Device = HOST) -> torch.Tensor:
     """A value of an execution as a dense tensor."""
     return value if isinstance(value, torch.Tensor) else of.fetch(value)

@@ -35,7 +35,7 @@ from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
 from . import contest, validate
-from .island import judge
+from .island import tell
 
 _default = torch.get_default_dtype
 
@@ -301,6 +301,5 @@ def _executable(work: Work, region: Region) -> Executable | None:
 
 
 def _make_island(config: Config, node: Node, reason: str) -> None:
-    judge(config, node.op, node.place, reason)
+    tell(config, node.op, node.place, reason)
     ISLANDS[node.signature[0]] = reason  # type: ignore[index]
-    LOG.emit("island", op=str(node.op), reason=reason, site=str(describe(node.place)))

@@ -19,9 +19,7 @@ from ..choosing.hotness import SKELETONS
 from ..compiling import background, measuring, telling
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..compiling.ready import Ready
-from ..log.events import LOG
 from ..log.reasons import Reason
-from ..log.site import describe
 from ..memory import buffers, free
 from ..memory.buffers import LOCK, TABLE, Buffer
 from ..memory.heap import WATCH
@@ -33,7 +31,7 @@ from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import vacate, validate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
-from .island import judge, run_nodes
+from .island import run_nodes, tell
 from .load import homes_of_values, is_compiled, load
 
 
@@ -113,8 +111,7 @@ class Execution:
         needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
         why = f"XLA needs {needed} at once for {executable.name}, and {has} are free"
         for node in {self.nodes[i].op: self.nodes[i] for i in region.nodes}.values():
-            judge(self.config, node.op, node.place, why)
-            LOG.emit("island", op=str(node.op), reason=why, site=str(describe(node.place)))
+            tell(self.config, node.op, node.place, why)
         return True
 
     def _xla(self, region: Region, executable: Executable) -> None:
@@ -314,6 +311,21 @@ def _keep_what_is_there(execution: Execution, error: Exception) -> None:
             undo(b, b.previous, b.origin, error)
 
 
+def compute(b: Buffer, reason: Reason) -> None:
+    """Have a buffer's value computed, or under way, and what came before it checked. The caller holds the lock.
+
+    Raises:
+        LostValue: an op that it depends on has failed.
+        IndexError, ...: a check of something that was run before failed.
+    """
+    if isinstance(b.stream, Stream):
+        flush(b.stream, reason)
+    if b.error is None or BACKLOG.owed:
+        check()
+    if b.error is not None:
+        raise lost(b)
+
+
 def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     """A buffer's finished value as a tensor in home form, without giving its memory back to the storage.
 
@@ -321,12 +333,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     """
     began = telling.begin()
     with LOCK:
-        if isinstance(b.stream, Stream):
-            flush(b.stream, reason)
-        if b.error is None or BACKLOG.owed:
-            check()
-        if b.error is not None:
-            raise lost(b)
+        compute(b, reason)
         assert b.home is not None
         value = buffers.alias(b.storage, 0, b.home) if b.is_at_home else buffers.to_tensor(b.array)
     telling.synced(reason, began)
@@ -434,6 +441,6 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
 # The first line: what other modules know from here of `backlog`.
 __all__ = [
     *("BACKLOG", "check", "lost", "wait"),
-    *("flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all", "take_over"),
-    "withdraw",
+    *("compute", "flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all"),
+    *("take_over", "withdraw"),
 ]

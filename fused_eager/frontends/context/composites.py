@@ -19,13 +19,12 @@ from torch._ops import OpOverload
 from fused_eager.fusion_rules.lowering import leaves
 
 from ...log import site
-from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory import trap
 from ...memory.buffers import storage_of
 from ...quiet import stack
 from ...recording import native
-from ...running.island import judge
+from ...running.island import tell
 from .intercept import FrontDoor
 from .readers import Guard, natively, settled
 from .threads import current_door
@@ -117,9 +116,7 @@ def _kernel(row: ReadingComposite, op: OpOverload) -> Callable[..., Any]:
 def _on_finished(door: FrontDoor, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a composite on finished values, natively: what it makes on the way, it may read as well."""
     if native.is_away([args, kwargs]):
-        place = site.here()
-        judge(door.stream.config, op, place, WHY)
-        LOG.emit("island", op=str(op), reason=WHY, site=str(site.describe(place)))
+        tell(door.stream.config, op, site.here(), WHY)
     native.settle([args, kwargs], Reason("sync.memory", str(op)))
     if op._schema.is_mutable:
         for t in leaves([args, kwargs]):

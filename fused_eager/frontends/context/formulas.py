@@ -16,10 +16,9 @@ from torch._ops import OpOverload
 
 from ... import quiet
 from ...log import site
-from ...log.events import LOG
 from ...log.reasons import Reason
 from ...running import run
-from ...running.island import judge
+from ...running.island import tell
 from .composites import KEY
 from .threads import current_door
 
@@ -43,9 +42,7 @@ class _Alone:
         if torch._C._current_graph_task_id() == -1:
             return  # the program calls the node itself: if that raised, nobody would put the mode back
         run.settle_all(Reason("sync.memory", f"the gradient of {self.op}"))
-        place = site.here()
-        judge(door.stream.config, self.op, place, WHY)
-        LOG.emit("island", op=f"{self.op}'s gradient", reason=WHY, site=str(site.describe(place)))
+        tell(door.stream.config, self.op, site.here(), WHY, called=f"{self.op}'s gradient")
         quiet.restack([])
         self.left = modes
 

@@ -1,4 +1,4 @@
-"""What whoever looks for a mistake wants to see of each op: its call, and where the first NaN comes from."""
+"""What whoever looks for a mistake wants: each op run by itself, its call, and where the first NaN comes from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from ...log import site
 from ...log.reasons import Reason
 from ...recording import native
+from ...running import run
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import OpInfo
+from ...tracing.stream import Stream
 
 
 def print_call(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
@@ -35,6 +37,32 @@ def settled(t: torch.Tensor) -> torch.Tensor:
     """A tensor of the host's, with its value in its memory."""
     native.settle([t], CHECK_NAN)
     return t
+
+
+def run_single(
+    stream: Stream,
+    info: OpInfo,
+    args: Any,
+    kwargs: dict[str, Any],
+    out: Any,
+    value_of: Callable[[torch.Tensor], torch.Tensor] = settled,
+) -> None:
+    """Run the op that has just been recorded, as the modes strict and debug do; debug waits for it and looks at `out`.
+
+    Raises:
+        Exception: what an op raised that ran natively; the one that has been recorded has not happened.
+        FloatingPointError: as `find_nan`.
+    """
+    try:
+        run.flush(stream, Reason("mode.single"))
+    except Exception as error:  # of an op before this one, most likely
+        run.withdraw(stream, error)
+        raise
+    if stream.config.mode == "debug":
+        run.wait()
+        run.check()
+        if stream.config.check_nan:
+            find_nan(info, args, kwargs, out, value_of)
 
 
 def find_nan(

@@ -216,16 +216,7 @@ class FrontDoor(StepsAside):
                 run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
                 stream.spell.rest_until_sync()
         elif pending > before:
-            try:
-                run.flush(stream, Reason("mode.single"))
-            except Exception as error:  # of an op before this one, most likely
-                run.withdraw(stream, error)
-                raise
-            if mode == "debug":
-                run.wait()
-                run.check()
-                if config.check_nan:
-                    inspecting.find_nan(info, args, kwargs, out)
+            inspecting.run_single(stream, info, args, kwargs, out)
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
             run.settle_all(Reason("cut.options"), only=stream)
         return out

@@ -18,14 +18,12 @@ from fused_eager.fusion_rules.lowering import leaves
 from ... import config
 from ...config import Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
-from ...log import site
-from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
 from ...memory.trap import offset_of
 from ...recording import record, rounds
 from ...running import run
-from ...running.island import judge, view
+from ...running.island import view
 from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream
 from ..context import inspecting
@@ -62,16 +60,7 @@ class Door:
             if pending >= options.max_pending:
                 run.flush(stream, Reason("cut.full", f"{pending} ops"))
         elif pending > before:
-            try:
-                run.flush(stream, Reason("mode.single"))
-            except Exception as error:  # of an op before this one, most likely
-                run.withdraw(stream, error)
-                raise
-            if options.mode == "debug":
-                run.wait()
-                run.check()
-                if options.check_nan:
-                    inspecting.find_nan(info, args, kwargs, out, self._looked_at)
+            inspecting.run_single(stream, info, args, kwargs, out, self._looked_at)
         return out
 
     def _looked_at(self, t: Tensor) -> Tensor:
@@ -88,12 +77,7 @@ class Door:
             LostValue: an op that it depends on has failed.
             IndexError, ...: a check of something that was run before failed.
         """
-        if b.stream is not None:
-            run.flush(self.stream, reason)
-        if b.error is None or run.BACKLOG.owed:
-            run.check()
-        if b.error is not None:
-            raise run.lost(b)
+        run.compute(b, reason)
         if b.array is None:
             b.lift()
         return b.array
@@ -152,10 +136,10 @@ def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any])
                 run.flush(door.stream, Reason("cut.optimizer", type(optimizer).__name__))
 
 
-def options_for(given: dict[str, object] | None = None) -> Config:
+def device_options() -> Config:
     """The options of a device: as the environment says, and nothing is measured against ATen in place, for it has no
     kernels there."""
-    found = config.resolve(given or {})
+    found = config.resolve()
     waits = "wait" if found.compile == "auto" else found.compile
     return found.replace(native="never", compile=waits, follower="python")
 
@@ -200,17 +184,6 @@ def named_door(device: Any) -> Door:
     return DOORS[CURRENT[0] if index is None else index]
 
 
-def told(door: Door, info: OpInfo, why: str) -> None:
-    """Report an op that ATen runs on values that are fetched for it.
-
-    Raises:
-        IslandRefused: the options refuse it.
-    """
-    place = site.here()
-    judge(door.stream.config, info.op, place, why)
-    LOG.emit("island", op=str(info.op), reason=why, site=str(site.describe(place)))
-
-
 def unseen(body: Callable[..., Any], *args: Any) -> Any:
     """Call `body` without the collector: finalizers of the program's would find the runtime's work half done."""
     if not gc.isenabled():
@@ -220,9 +193,3 @@ def unseen(body: Callable[..., Any], *args: Any) -> Any:
         return body(*args)
     finally:
         gc.enable()
-
-
-__all__ = [
-    *("CURRENT", "DOORS", "Door", "door_of", "is_forked", "is_on_device", "named_door", "refuse_here"),
-    *("options_for", "set_options", "stepped", "told", "unseen"),
-]

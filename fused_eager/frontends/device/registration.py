@@ -22,7 +22,7 @@ from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from ..context import leaving
 from . import autocast, backend, kernels, modules, random, storages
-from .doors import CURRENT, DOORS, Door, options_for, refuse_here, stepped
+from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -53,13 +53,13 @@ def register(name: str = DEFAULT) -> int:
         if taken not in ("privateuseone", name) or hasattr(torch, name):
             raise FusedEagerError(f"another library has registered the device {taken!r}; one for each process is all")
         devices = _devices()
-        options = options_for()
+        options = device_options()
         seed = torch.initial_seed()
         for index, xla in enumerate(devices):
             DOORS.append(Door(Accelerator(name, index, xla), options))
             random.GENERATORS.append(random.Generator(seed))
-        module = backend.module(name, _simulates())
-        setup(name, module, _Hooks(), _Guard())
+        platform = devices[0].platform
+        setup(name, backend.module(name, platform == "cpu"), _Hooks(), _Guard())
         _patch()
         kernels.register()
         autocast.register()
@@ -67,14 +67,9 @@ def register(name: str = DEFAULT) -> int:
         os.register_at_fork(after_in_child=refuse_here)
         leaving.arrange()
         _registered.append(name)
-        platform = devices[0].platform
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
         print(f"{name}: {len(devices)} device{'s' * (len(devices) > 1)}, {kind}", file=sys.stderr)
         return len(devices)
-
-
-def _simulates() -> bool:
-    return DOORS[0].device.xla.platform == "cpu"
 
 
 def _devices() -> list[Any]:

@@ -17,8 +17,9 @@ from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
 from ...quiet import as_eager
 from ...recording.record import NotRecorded
+from ...running.island import tell
 from ...tracing.opinfo import Kind, OpInfo, info_of
-from .doors import DOORS, Door, is_on_device, told
+from .doors import DOORS, Door, is_on_device
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -120,9 +121,9 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
         raise RuntimeError(DIFFER.format(" and ".join(sorted(found)), info.op))
     reads = info.kind is Kind.VALUES or info.kind is Kind.CHECK
     if not reads:
-        told(door, info, why)
-    text, place = f"{info.op}: {why}" if why else str(info.op), site.describe(site.here())
-    reason = Reason("sync.value" if reads else "sync.island", text, place)
+        tell(door.stream.config, info.op, site.here(), why)
+    text = f"{info.op}: {why}" if why else str(info.op)
+    reason = Reason("sync.value" if reads else "sync.island", text, site.describe(site.here()))
     given = [*args, *(kwargs.get(n) for n in info.names[len(args) :])]
     written = [t for i in info.written if i < len(given) for t in leaves([given[i]]) if is_ours(t)]
     homes: dict[int, Tensor] = {}  # of the storages that are written, by address
@@ -152,7 +153,9 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
     back = {id(twin): t for t, twin in twins.values()}
 
     def leave(leaf: Any) -> Any:
-        return back.get(id(leaf)) if id(leaf) in back else to_device(door, leaf) if _is_plain(leaf) else leaf
+        if id(leaf) in back:
+            return back[id(leaf)]
+        return to_device(door, leaf) if _is_plain(leaf) else leaf
 
     return map_leaves(leave, out)
 
