@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import os
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,9 @@ from typing import Any
 import torch
 
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK, nbytes_of
+from ...memory.borrow import nbytes_of
+from ...memory.buffers import LOCK
+from ...running import run
 from . import random
 from .doors import CURRENT, DOORS, Door, is_forked, set_options
 
@@ -202,8 +206,6 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     total = stats.get("bytes_limit", 0)
     if total:
         return total - stats.get("bytes_in_use", 0), total
-    import os
-
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
@@ -281,12 +283,8 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """The event happens when all that was asked so far is done. With a time it is waited for."""
-        import time
-
         self._index = CURRENT[0] if stream is None else stream.device_index
         door = DOORS[self._index]
-        from ...running import run
-
         with LOCK:
             run.flush(door.stream, _SYNC)
             self._arrays = [b.array for b in door.device.table.values() if b.array is not None]

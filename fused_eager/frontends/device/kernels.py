@@ -8,9 +8,8 @@ form in other ops, is right as it is.
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -154,7 +153,7 @@ def _to_copy(
     return out if device in (None, SEEN_AS) else out.to(device)  # type: ignore[no-any-return]
 
 
-_FETCHED_HISTC = _recorded(info_of(aten.histc.default))
+_RECORDED_HISTC = _recorded(info_of(aten.histc.default))
 _RECORDED_COPY = _recorded(info_of(aten._to_copy.default))
 
 
@@ -176,8 +175,8 @@ def _record_stream(self: Tensor, stream: Any) -> None:
 def _histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """`histc`: of whole numbers too, as an accelerator has it and ATen on the CPU has not."""
     if self.dtype.is_floating_point:
-        return _FETCHED_HISTC(self, bins, min, max)  # type: ignore[no-any-return]
-    return _FETCHED_HISTC(self.to(torch.float64), bins, min, max).to(self.dtype)  # type: ignore[no-any-return]
+        return _RECORDED_HISTC(self, bins, min, max)  # type: ignore[no-any-return]
+    return _RECORDED_HISTC(self.to(torch.float64), bins, min, max).to(self.dtype)  # type: ignore[no-any-return]
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
@@ -215,7 +214,7 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     if kind is Kind.VIEW or kind is Kind.METADATA:
         return _on(META, op) if _has(op, "Meta") else None
     if kind is Kind.RANDOM:
-        name = RANDOM_UNLESS_ZERO.get(str(op))
+        name = RANDOM_UNLESS_ZERO.get(called)
         return random.by_aten(info) if name is None else _unless_zero(info, name)
     if kind is Kind.COMPUTE:
         return _recorded(info)
@@ -244,42 +243,31 @@ def _unless_zero(info: OpInfo, name: str) -> Callable[..., Any]:
     return kernel
 
 
-@functools.cache
-def overloads() -> tuple[OpOverload, ...]:
+def overloads() -> Iterator[OpOverload]:
     """All overloads of ATen's ops."""
-    found = []
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::"):
             packet = getattr(aten, name.removeprefix("aten::").partition(".")[0], None)
             op = getattr(packet, name.partition(".")[2] or "default", None)
             if isinstance(op, OpOverload):
-                found.append(op)
-    return tuple(found)
+                yield op
 
 
 _libraries: list[torch.library.Library] = []  # what is registered lasts as long as these
-_once = threading.Lock()
 
 
-def register() -> int:
-    """Register a kernel for each op, and one for ops of other namespaces. Returns how many."""
-    with _once:
-        if _libraries:
-            return 0
-        lib = torch.library.Library("aten", "IMPL")
-        count = 0
-        for op in overloads():
-            kernel = kernel_for(op)
-            if kernel is not None:
-                lib.impl(op.name().removeprefix("aten::"), kernel, KEY)
-                count += 1
-        rest = torch.library.Library("_", "IMPL")
-        rest.fallback(_fallback, KEY)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
-            lib.impl("_pin_memory", _pin_memory, "CPU")
-        _libraries.extend((lib, rest))
-        return count
+def register() -> None:
+    """Register a kernel for each op, and one for ops of other namespaces. Once for each process."""
+    lib, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    _libraries.extend((lib, rest))
+    for op in overloads():
+        kernel = kernel_for(op)
+        if kernel is not None:
+            lib.impl(op.name().removeprefix("aten::"), kernel, KEY)
+    rest.fallback(_fallback, KEY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
+        lib.impl("_pin_memory", _pin_memory, "CPU")
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -296,5 +284,3 @@ def _kernel_of(op: OpOverload) -> Callable[..., Any]:
         return _on(META, op)
     return _fetched(info)
 
-
-__all__ = ["kernel_for", "overloads", "register"]

@@ -15,7 +15,7 @@ import torch
 
 from ...tracing.opinfo import OpInfo, info_of
 from . import transfers
-from .doors import DOORS, Door, door_of, unseen
+from .doors import DOORS, door_of, unseen
 
 Tensor = torch.Tensor
 _OPS = torch.ops.fused_eager
@@ -64,11 +64,8 @@ def draws_as_cpu() -> bool:
 def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None, numbers: tuple[float, ...] = ()) -> Tensor:
     seed, offset = GENERATORS[t.get_device()].draw()
     size = list(t.shape if size is None else size)
-    return _make(DOORS[t.get_device()], op, (size, seed, offset, *numbers), {"dtype": dtype})
-
-
-def _make(door: Door, op: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    return transfers.recorded(door, info_of(op.default), args, kwargs)  # type: ignore[no-any-return]
+    door, info = DOORS[t.get_device()], info_of(op.default)
+    return transfers.recorded(door, info, (size, seed, offset, *numbers), {"dtype": dtype})  # type: ignore[no-any-return]
 
 
 def _in_float(t: Tensor) -> torch.dtype:
