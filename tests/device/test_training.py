@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
+from jax import Array
 from torch import nn
 
-from fused_eager import report
+from fused_eager import jax_op, report
 from fused_eager.frontends.device.doors import DOORS, set_options
 
 from .compare import TPU, check, same
@@ -200,3 +202,17 @@ def test_the_memory_of_a_loop_is_flat() -> None:
             x.sum().item()
             sizes.append(torch.tpu.memory_allocated())
     assert sizes[1:] == [sizes[1]] * 3
+
+
+def test_an_op_that_the_user_wrote_in_jax_is_recorded_as_any_other() -> None:
+    @jax_op("device_tests::wave")
+    def wave(x: Array, s: float) -> Array:
+        return jnp.sin(x) * s
+
+    report(reset=True)
+    here, there = (torch.arange(3.0, device=device, requires_grad=True) for device in ("cpu", TPU))
+    same(wave(here, 2.0), wave(there, 2.0))
+    for x in (here, there):
+        (wave(x, 2.0) * 3).sum().backward()
+    same(here.grad, there.grad)
+    assert "natively" not in str(report())

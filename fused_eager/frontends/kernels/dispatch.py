@@ -9,7 +9,7 @@ order and batched forms need no further ops.
 | Autograd | `forward` is called and what the way back needs is saved; then `backward`, or `tangent`, is called |
 | FuncTorchBatched, Batched | the batched program is called |
 | CPU | the program is run by XLA, at once |
-| PrivateUse1 | the op is recorded, as every op on tensors of the device is |
+| PrivateUse1 | the device's fallback: the op is recorded, as every op on its tensors is |
 | Meta, and fake tensors | the results' shapes and dtypes, from tracing |
 """
 
@@ -74,7 +74,6 @@ def packet(name: str) -> dict[str, OpOverload]:
         lib.impl(full, unseen(_batched, op), "FuncTorchBatched", with_keyset=True)
         lib.impl(full, unseen(_batched_by_autograd, op), "Batched")
         lib.impl(full, unseen(native.run, op), "CPU")
-        lib.impl(full, unseen(_on_device, op), "PrivateUse1")
         lib.impl(full, unseen(_elsewhere, name), "CUDA")
         torch.library.register_fake(f"{namespace}::{full}", unseen(shapes.fake), lib=lib)
     return made
@@ -107,20 +106,6 @@ def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> O
         library(namespace).impl(full, unseen(call), "CompositeImplicitAutograd")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return op
-
-
-def _on_device(op: OpOverload, *args: Any) -> Any:
-    """On tensors of the device `tpu` it is recorded as every op there is."""
-    return _kernel(op)(*args)
-
-
-@functools.cache
-def _kernel(op: OpOverload) -> Callable[..., Any]:
-    from ..device.kernels import kernel_for
-
-    found = kernel_for(op)
-    assert found is not None
-    return found
 
 
 def _elsewhere(name: str, operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Tensor]:
