@@ -28,6 +28,7 @@ from ...memory.buffers import LOCK
 from ...memory.heap import WATCH
 from ...running import run
 from ...tracing.stream import STREAMS, Stream
+from . import entered
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # torch's; typing has it from Python 3.11 on
@@ -249,12 +250,17 @@ class StepsAside(TorchDispatchMode):
         self.passes_on(False)
         self.stream.pace.resume(self._turns.usual, self._turns.middle)
 
+    def __enter__(self) -> Self:
+        entered.enters(self)
+        return super().__enter__()
+
     def __exit__(self, *error: Any) -> None:
         if self._below is not None:
             quiet.restack([*quiet.stack(), self])  # on top, from where it is taken
             self._return()
         self.passes_on(False)
         super().__exit__(*error)
+        entered.has_left(self)
 
 
 def enter(door: StepsAside, place: Place, again: bool) -> None:
