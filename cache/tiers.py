@@ -62,6 +62,8 @@ class Cache:
             raise ValueError(f"two tiers with one label: {[tier.label for tier in self.tiers]}")
         self.keyring = keyring if keyring is not None else Keyring()
         self.origin = origin
+        # For a key whose entry is bound to less than this machine, as one made for a device that it need not have.
+        self.origin_of: Callable[[Key], Origin] | None = None
         self.versions = dict(versions or {})
         self.max_age_s = max_age_s
         self.max_entry_bytes = max_entry_bytes
@@ -165,11 +167,15 @@ class Cache:
                 time.sleep(0.01)  # where a lease can be read but not taken, do not spin
         return result
 
-    def policy(self, tier: Tier) -> Policy:
-        """What is accepted from a tier, now."""
+    def _origin(self, key: Key) -> Origin | None:
+        return self.origin if self.origin is None or self.origin_of is None else self.origin_of(key)
+
+    def policy(self, tier: Tier, key: Key | None = None) -> Policy:
+        """What is accepted from a tier, now, where a key is looked for."""
+        origin = self.origin if key is None else self._origin(key)
         max_age_ms = None if self.max_age_s is None else int(self.max_age_s * 1000)
         now_ms = int(time.time() * 1000)
-        return Policy(self.keyring, tier.needs_signature, self.origin, max_age_ms, now_ms, self.max_entry_bytes)
+        return Policy(self.keyring, tier.needs_signature, origin, max_age_ms, now_ms, self.max_entry_bytes)
 
     def adopt(self, found: Found) -> None:
         """Writes a verified entry as it is, its writer's signature included, into every tier that may hold it."""
@@ -212,7 +218,7 @@ class Cache:
         return Miss(key, reason, tuple(misses), time.perf_counter() - began), misses
 
     def _read(self, tier: Tier, key: Key) -> Found | Refused:
-        policy = self.policy(tier)
+        policy = self.policy(tier, key)
         try:
             found = tier.guard.call(lambda: read_entry(tier.store, key, policy), tier.timeout_s)
         except StoreError as error:
@@ -253,7 +259,7 @@ class Cache:
             described.append(Blob(name, digest, len(packed), codec, raw_digest, len(raw)))
             stored[f"cas/{digest}"] = packed
         manifest = Manifest(
-            key, tuple(described), dict(self.versions), self.origin or Origin(), int(time.time() * 1000),
+            key, tuple(described), dict(self.versions), self._origin(key) or Origin(), int(time.time() * 1000),
             freeze(metadata, "metadata"),
         )  # fmt: skip
         return self.keyring.sign(manifest), stored

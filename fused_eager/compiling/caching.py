@@ -81,6 +81,7 @@ class Keeper:
         if self.cache.origin is None:
             self.cache.versions = surroundings.versions()
             self.cache.origin = surroundings.origin()
+            self.cache.origin_of = surroundings.origin_of
 
     def key(self, computation: Computation, bounds: bool, device: Device = HOST) -> Key:
         """The key of a region here and now. Raises Unencodable."""

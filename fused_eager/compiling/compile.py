@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import SingleDeviceSharding
 
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.rule import OpClass, rule_for
@@ -23,6 +25,7 @@ from ..devices.host import HOST
 from ..log.events import LOG
 from ..lowering import row_blocks
 from ..lowering.lower import Function
+from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
 from . import background, telling
@@ -99,15 +102,51 @@ def trace(computation: Computation, bounds: bool) -> ClosedJaxpr:
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
-    with _tracing():
+    with tracing_for():
         return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*_arguments(computation))
 
 
-def _arguments(computation: Computation) -> list[jax.ShapeDtypeStruct]:
+def _arguments(computation: Computation, device: Device = HOST) -> list[jax.ShapeDtypeStruct]:
     homes, kinds = computation.homes, [type(s) for node in computation.chosen for s in node.scalars]
-    avals = [jax.ShapeDtypeStruct(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
-    numbers = (float, "float64"), (int, "int64")
-    return [*avals, *(jax.ShapeDtypeStruct((kinds.count(kind),), dtype) for kind, dtype in numbers)]
+    on = None if device.has_memory else SingleDeviceSharding(device.xla)
+    arguments = [(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
+    arguments += [((kinds.count(kind),), np.dtype(dtype)) for kind, dtype in ((float, "float64"), (int, "int64"))]
+    return [jax.ShapeDtypeStruct(shape, dtype, sharding=on) for shape, dtype in arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """A region on its way to XLA: JAX's `Lowered`, the checks it makes, the scratch memory it takes beside its
+    arguments, and how its rows were cut into blocks, in words."""
+
+    lowered: jax.stages.Lowered
+    checks: tuple[RunCheck, ...]
+    scratch: tuple[Home, ...]
+    blocks: str
+
+
+def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowering:
+    """Trace a region and lower it for a device, be that here or only a target.
+
+    Raises:
+        NodeFailed: one of its nodes has no lowering.
+    """
+    region, homes = computation.region, computation.homes
+    function = Function(computation.nodes, region, bounds)
+    with tracing_for(device):
+        scratch = wanted(region, homes) if device.has_memory else ()
+        avals = _arguments(computation, device)
+        avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
+        donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
+        traced, blocks = function, ""
+        if device.has_memory and row_blocks.may_gain(avals, _is_pointwise(computation)):
+            traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
+        jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
+        lowered = jitted.lower()
+        xla.let_go(jitted)
+    position = {i: p for p, i in enumerate(region.nodes)}
+    checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
+    return Lowering(lowered, checks, scratch, blocks)
 
 
 def build(computation: Computation, bounds: bool, apart: bool = True, device: Device = HOST) -> Made:
@@ -119,29 +158,16 @@ def build(computation: Computation, bounds: bool, apart: bool = True, device: De
     if apart:
         with suppress(Unavailable):
             COMPILER.start(background.nice())  # it starts while JAX traces
-    region, homes = computation.region, computation.homes
-    function = Function(computation.nodes, region, bounds)
     started = time.perf_counter()
-    with _tracing(device):
-        scratch = wanted(region, homes) if device.has_memory else ()
-        avals = _arguments(computation)
-        avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
-        donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
-        traced, blocks = function, ""
-        if device.has_memory and row_blocks.may_gain(avals, _is_pointwise(computation)):
-            traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
-        jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
-        lowered = jitted.lower()
-        xla.let_go(jitted)
-        tracing = time.perf_counter() - started
-        loaded, portable, beside = _compiled(lowered, apart, device)
+    made = lower(computation, bounds, device)
+    tracing = time.perf_counter() - started
+    with tracing_for(device):
+        loaded, portable, beside = _compiled(made.lowered, apart, device)
     seconds = time.perf_counter() - started
-    position = {i: p for p, i in enumerate(region.nodes)}
-    checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
-    outputs = [homes[v] for v in region.outputs]
-    call = direct(loaded, outputs, len(checks), scratch, device.xla)
-    executable = Executable(call, checks, seconds, computation.name, needs=needs(loaded))
-    return Made(executable, lowered, portable, tracing, blocks, beside)
+    outputs = [computation.homes[v] for v in computation.region.outputs]
+    call = direct(loaded, outputs, len(made.checks), made.scratch, device.xla)
+    executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded))
+    return Made(executable, made.lowered, portable, tracing, made.blocks, beside)
 
 
 def _compiled(lowered: jax.stages.Lowered, apart: bool, device: Device) -> tuple[Any, Portable | NotPortable, bool]:
@@ -154,7 +180,7 @@ def _compiled(lowered: jax.stages.Lowered, apart: bool, device: Device) -> tuple
         except Unavailable as why:
             if str(why):
                 LOG.count(f"regions compiled in this process: {why}")
-    return *settle(lowered, xla.compiled(lowered), device.xla), False
+    return *settle(lowered, xla.compiled(lowered, device.xla.platform), device.xla), False
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)
@@ -166,11 +192,13 @@ def _is_pointwise(computation: Computation) -> bool:
 
 
 @contextmanager
-def _tracing(device: Device = HOST) -> Iterator[None]:
+def tracing_for(device: Device = HOST) -> Iterator[None]:
     """No line of this library in the machine code: tracing is a third faster, and no path of this machine is kept.
-    x64 is switched on for this trace alone: the user's own JAX code keeps its setting."""
+    x64 is switched on for this trace alone: the user's own JAX code keeps its setting. Constants are made on the host
+    where the device is only a target."""
     option = getattr(jax._src.config, "traceback_in_locations_limit", None)
-    with xla.enable_x64(True), jax.default_device(device.xla), nullcontext() if option is None else option(0):
+    here = device.xla if device.is_here else xla.device()
+    with xla.enable_x64(True), jax.default_device(here), nullcontext() if option is None else option(0):
         yield
 
 

@@ -224,11 +224,15 @@ def settle(lowered: Any, compiled: Any, on: Any = None) -> tuple[Any, Portable |
         RuntimeError: it takes or returns an array that lies otherwise in memory than by rows.
     """
     fresh = compiled.runtime_executable()
-    _check_order(fresh)
+    platform = (on or device()).platform
+    if platform == "cpu":
+        _check_order(fresh)
     try:
-        whole = _portable(lowered, fresh)
+        whole = as_portable(lowered, fresh, platform)
     except NotPortable as why:
         return fresh, why
+    if platform != "cpu":
+        return fresh, whole
     try:
         problem = unstripped()
         found = None if problem else _stripped(whole, fresh, on)
@@ -240,7 +244,8 @@ def settle(lowered: Any, compiled: Any, on: Any = None) -> tuple[Any, Portable |
 
 
 def _check_order(fresh: Any) -> None:
-    """Homes lie by rows, and are handed over by address: in any other order their numbers would be other ones."""
+    """Homes on the host lie by rows, and are handed over by address: in any other order their numbers would be other
+    ones. (Elsewhere XLA hands its own arrays on, each in the order that it gives all of that shape.)"""
     for kind in ("parameter", "output"):
         for i, each in enumerate(getattr(fresh, f"get_{kind}_layouts", list)()):
             order = tuple(each._xla_layout().minor_to_major())
@@ -286,18 +291,22 @@ def _of_every_kind(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
     return z, (z * y).sum(0), jax.numpy.sort(z * y - 1, 0), x.at[1].set(jax.numpy.exp(y[0]) * 2 + 1), x[3] * 2 + y[1]
 
 
-def _portable(lowered: Any, fresh: Any) -> Portable:
-    families = _families(lowered)
+def as_portable(lowered: Any, fresh: Any, platform: str = "cpu") -> Portable:
+    """What XLA has compiled, as bytes. Raises NotPortable."""
+    families = _families(lowered, platform)
     try:
-        code = fresh.client.serialize_executable(fresh)
+        # What was compiled for a target belongs to no client, and writes itself.
+        code = fresh.client.serialize_executable(fresh) if hasattr(fresh, "client") else fresh.serialize()
     except Exception as error:  # XLA's own error types differ from version to version
         raise NotPortable(f"XLA cannot serialise it: {str(error)[:200]}") from error
     return Portable(code, families)
 
 
-def _families(lowered: Any) -> tuple[str, ...]:
+def _families(lowered: Any, platform: str = "cpu") -> tuple[str, ...]:
     """The families of the functions that a program calls. Raises NotPortable where one is in none."""
     targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
+    if platform == "tpu":  # its compiler takes in whatever it knows by name, and there is nothing else to call
+        targets = [t for t in targets if "callback" in t]
     foreign = [t for t in targets if _family(t) is None]
     if foreign:
         raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")

@@ -20,7 +20,7 @@ import torch
 from jaxlib import xla_client
 
 from fused_eager import fusion_rules
-from fused_eager.cache import Origin, Unencodable
+from fused_eager.cache import Key, Origin, Unencodable
 from fused_eager.fusion_rules.cores import usable_cores
 from fused_eager.fusion_rules.precision import switches
 
@@ -28,6 +28,7 @@ from .. import lowering, xla
 from ..devices.device import Device
 from ..devices.host import HOST
 from ..planning import forms, room
+from ..targets import topology
 from . import apart, canonical, executable, strip, xla_process
 from . import compile as compiling
 
@@ -104,9 +105,20 @@ def cpu() -> Mapping[str, Any]:
     }
 
 
+# The options among them that have to do with the host's processor, and what JAX itself sets on a host with a TPU.
+_HOST_OPTIONS = ("jax_cpu_collectives_implementation", "jax_num_cpu_devices")
+_JAX_SETS = {"jax_pjrt_client_create_options": f"ml_framework_name:JAX;ml_framework_version:{jax.__version__}"}
+_JAX_ADDS = "--xla_tpu_use_enhanced_launch_barrier=true"
+
+
+def _is_apart(device: Any) -> bool:
+    """Whether a device of JAX's has code of its own alone, so that the host's processor does not matter."""
+    return device.platform == "tpu"
+
+
 @functools.cache
 def _of_process(device: Any = None) -> Mapping[str, Any]:
-    """What is fixed once XLA has started, for one of JAX's devices; the CPU if none is named."""
+    """What is fixed once XLA has started, for one of JAX's devices, here or of a target; the CPU if none is named."""
     device = device or xla.device()
     return {
         "jax": jax.__version__,
@@ -118,19 +130,27 @@ def _of_process(device: Any = None) -> Mapping[str, Any]:
             "version": device.client.platform_version,
             "device": device.device_kind,
         },
-        "cpu": cpu(),
-        # XLA cuts loops for the threads it has.
-        "threads": {"cores": usable_cores(), "NPROC": os.environ.get("NPROC", "")},
+        **(_of_accelerator(device) if _is_apart(device) else _of_processor()),
         # The flags in words, and what XLA made of them when it read them.
         "xla_flags": " ".join(os.environ.get("XLA_FLAGS", "").split()),
         "xla_options": hashlib.sha256(xla_client.CompileOptions().SerializeAsString()).hexdigest(),
     }
 
 
+def _of_processor() -> dict[str, Any]:
+    # XLA cuts loops for the threads it has.
+    return {"cpu": cpu(), "threads": {"cores": usable_cores(), "NPROC": os.environ.get("NPROC", "")}}
+
+
+def _of_accelerator(device: Any) -> dict[str, Any]:
+    flags = set(os.environ.get("LIBTPU_INIT_ARGS", "").split()) - {_JAX_ADDS}
+    return {"topology": topology.bounds(device.client.devices()), "libtpu_flags": sorted(flags)}
+
+
 def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
     """The named parts of a key besides the region: as `Config.check_bounds` and `Config.cache_salt` say, and now.
 
-    They are the same for all devices of a kind.
+    They are the same for all devices of a kind, and for a target of that kind.
 
     Raises:
         Unencodable: something here cannot be told from what another machine may have.
@@ -143,6 +163,8 @@ def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
             raise Unencodable(f"numerics.{name}", f"{value!r:.60} has no canonical form")
         if value:
             options[name] = value
+    if not device.has_memory and _is_apart(device.xla):
+        options = {k: v for k, v in options.items() if k not in _HOST_OPTIONS and _JAX_SETS.get(k) != v}
     return {
         **_of_process(None if device.has_memory else device.xla),
         **({} if device.has_memory else {"memory": "device"}),  # no argument is scratch memory of the host's
@@ -168,6 +190,14 @@ def origin() -> Origin:
     """This machine, for entries to name and to be compared with. Raises Unencodable as `parts` does."""
     here = cpu()
     return Origin(here["model"][:200], xla.device().device_kind, tuple(here["features"]))
+
+
+def origin_of(key: Key) -> Origin:
+    """What the entry of a key names instead: code for a device apart from the processor suits any host of it."""
+    here = origin()
+    if "cpu" in key.parts or "backend" not in key.parts:
+        return here
+    return Origin(here.host_class, key.parts["backend"]["device"])
 
 
 def versions() -> dict[str, str]:
