@@ -772,3 +772,13 @@ def test_a_missing_tangent_is_a_zero_tensor(mode: str) -> None:
             return [fwAD.unpack_dual(t).tangent.clone() for t in made]
 
     check(program, mode)
+
+
+def test_zero_tensors_meet_numbers(mode: str) -> None:
+    """Below a mode, C++ that works with a number as a tensor hands the number on, which most ops do not take."""
+
+    def program() -> Any:
+        zero = torch._efficientzerotensor((2, 3))
+        return [t.clone() for t in (zero + 1, 2.5 + zero, zero - True, zero * 3, zero / 2, 1 - zero, zero + 1j)]
+
+    check(program, mode)

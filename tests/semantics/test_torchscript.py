@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from typing import Any
 
 import pytest
@@ -52,6 +54,59 @@ def test_trace(mode: str) -> None:
             torch.jit.trace(linear, pending())(pending()),
             torch.jit.trace_module(linear, {"forward": pending()})(pending()),
         )
+
+    check(program, mode)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_graph_of_a_trace_is_printed(mode: str) -> None:
+    def program() -> Any:
+        traced = torch.jit.trace(lambda x: (x * 2 + x.sin()).sum(0), pending())
+        return str(traced.graph).count("aten::"), traced(pending())
+
+    check(program, mode)
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4) * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() + self.shift
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kept", ["script", "trace", "freeze", "optimize_for_inference", "function", "deepcopy"])
+def test_save_and_load(kept: str, mode: str) -> None:
+    def program() -> Any:
+        scripted: Any = torch.jit.script(Scripted().eval())
+        if kept == "trace":
+            scripted = torch.jit.trace(Scripted().eval(), pending())
+        elif kept == "function":
+            scripted = torch.jit.script(with_tensor)
+        elif kept == "deepcopy":
+            scripted = copy.deepcopy(scripted)
+        elif kept != "script":
+            scripted = getattr(torch.jit, kept)(scripted)
+        file = io.BytesIO()
+        torch.jit.save(scripted, file)
+        file.seek(0)
+        with torch.no_grad():  # which autograd node a module's result has hangs on how often its class has been called
+            return torch.jit.load(file)(pending()), scripted(pending())
+
+    check(program, mode)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_save_for_mobile(mode: str) -> None:
+    def program() -> Any:
+        from torch.jit.mobile import _load_for_lite_interpreter
+
+        scripted = torch.jit.script(Scripted().eval())
+        file = io.BytesIO(scripted._save_to_buffer_for_lite_interpreter())
+        return _load_for_lite_interpreter(file).forward(pending())
 
     check(program, mode)
 

@@ -40,6 +40,7 @@ from .aside import StepsAside, turned
 _is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
 _modes_below = torch._C._len_torch_dispatch_stack
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # of wrapped numbers
 _plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
 
 
@@ -85,13 +86,18 @@ class FrontDoor(StepsAside):
         if profiled.on and getattr(func, "namespace", "") != "profiler":  # whose ranges are the program's own
             return self._profiled(func, types, args, kwargs)
         # As in `unobserved`, but without an object: making one is what lets the collector run.
-        if not gc.isenabled():
-            return self._dispatch(func, types, args, kwargs)
-        gc.disable()
+        collected = gc.isenabled()
+        if collected:
+            gc.disable()
         try:
             return self._dispatch(func, types, args, kwargs)
+        except RuntimeError as error:
+            if (given := _with_tensors(func, args, kwargs, error)) is None:
+                raise
+            return self._dispatch(func, types, *given)
         finally:
-            gc.enable()
+            if collected:
+                gc.enable()
 
     def _profiled(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op that torch has told its profiler of: what follows from it is ours."""
@@ -100,6 +106,11 @@ class FrontDoor(StepsAside):
         try:
             with profiled.hidden():
                 return self._dispatch(func, types, args, kwargs)
+        except RuntimeError as error:
+            if (given := _with_tensors(func, args, kwargs, error)) is None:
+                raise
+            with profiled.hidden():
+                return self._dispatch(func, types, *given)
         finally:
             if collected:
                 gc.enable()
@@ -263,6 +274,26 @@ class FrontDoor(StepsAside):
         if kind is not Kind.CHECK:  # in the middle of a function that hands out tensors: the program reads nothing
             looked_at(stream, place, waits)
         return out
+
+
+def _with_tensors(func: Any, args: Any, kwargs: Any, error: RuntimeError) -> tuple[Any, Any] | None:
+    """The arguments of a call that torch has refused for a number in the place of a tensor, with tensors there; None if
+    it was refused for anything else. C++ that works with a number as a tensor gives modes the number, and most ops
+    take none back."""
+    if "Expected a value of type 'Tensor'" not in str(error) or not isinstance(func, OpOverload):
+        return None
+
+    def tensor(value: Any, parameter: torch.Argument) -> Any:
+        if type(value) not in _DTYPES or not isinstance(parameter.type, torch.TensorType):
+            return value
+        return torch.scalar_tensor(value, dtype=_DTYPES[type(value)])
+
+    named = {parameter.name: parameter for parameter in func._schema.arguments}
+    with quiet.unobserved():
+        return (
+            tuple(tensor(value, parameter) for value, parameter in zip(args, named.values(), strict=False)),
+            {name: tensor(value, named[name]) for name, value in (kwargs or {}).items()},
+        )
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Tracers: torch's own compilers, inside a context. None of their public names is replaced, as they know functions by
-identity: what is met are private ones that those call."""
+"""Tracers: torch's own compilers, inside a context. No public function of theirs is replaced, as they know functions by
+identity: what is met are private ones that those call, and methods."""
 
 from __future__ import annotations
 
@@ -21,17 +21,29 @@ DYNAMO = "torch._dynamo"  # it takes a second to import, and most programs do wi
 
 # They, and what they compare their results with, run on finished tensors, natively: a trace that is made below a mode
 # holds reads of its own constants.
-TORCHSCRIPT: tuple[tuple[Any, str], ...] = (
+TRACES: tuple[tuple[Any, str], ...] = (
     (torch.jit._trace, "_trace_impl"),
     (torch._C.ScriptModule, "_create_method_from_trace"),
     (torch._C.ScriptModule, "_create_method_from_trace_with_dict"),
+)
+# C++ reads the memory of parameters and constants, of which it is given no tensor but a module or a graph.
+READERS: tuple[tuple[Any, str], ...] = (
+    *((torch._C.ScriptModule, name) for name in ("save", "save_to_buffer", "__deepcopy__")),
+    (torch._C.ScriptObject, "__deepcopy__"),
+    *((torch._C.ScriptModule, name) for name in ("_save_for_mobile", "_save_to_buffer_for_mobile")),
+    *((torch._C.ScriptFunction, name) for name in ("save", "save_to_buffer")),
+    *((torch._C, name) for name in ("_save_jit_module", "_save_jit_module_to_bytes", "_pickle_save")),
+    *((torch._C, name) for name in ("_save_mobile_module", "_save_mobile_module_to_bytes", "_save_parameters")),
+    *((torch._C, name) for name in ("_freeze_module", "_jit_pass_optimize_frozen_graph")),
+    (torch._C, "_jit_pass_optimize_for_inference"),
 )
 
 
 def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """What is patched while a context is open: owner, name, and what makes the patch."""
-    for owner, name in TORCHSCRIPT:
-        yield owner, name, traced_natively
+    for owner, name in (*TRACES, *READERS):
+        if hasattr(owner, name):  # not all of them are in each torch
+            yield owner, name, torchscript_alone
 
 
 def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -72,11 +84,11 @@ def _have_traced(function: Callable[..., Any]) -> None:
     rules.get_torch_obj_rule_map()[function] = UserFunctionVariable
 
 
-def traced_natively(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What finishes all values, and has TorchScript trace without our mode."""
+def torchscript_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What finishes all values, and has TorchScript do its work without our mode."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        run.settle_all(Reason("sync.memory", "torch.jit.trace"))
+        run.settle_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
         return natively(original, *args, **kwargs)
 
     return call
