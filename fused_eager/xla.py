@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -38,6 +39,13 @@ _UNKNOWN = re.compile("No such compile option|While setting option")
 def device() -> Any:
     """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
     return jax.devices("cpu")[0]
+
+
+def use_the_cpu_alone() -> None:
+    """Have JAX start the CPU's platform and no other, unless JAX_PLATFORMS says what to start: a process that compiles
+    for targets needs no more, and others take time, memory, and the device. Before anything asks JAX for devices."""
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def let_go(traced: jax.stages.Traced) -> None:

@@ -126,7 +126,7 @@ def _run_script(path: str) -> None:
     _execute(code, __file__=path, __cached__=None, __loader__=loader)
 
 
-def _prepare(script: str | None, module: str | None, arguments: list[str]) -> Callable[[], None]:
+def prepare(script: str | None, module: str | None, arguments: list[str]) -> Callable[[], None]:
     """Set `sys.argv` and `sys.path` for the program; returns what runs it. Raises `FileNotFoundError` with a reason."""
     if module is not None:
         sys.argv = ["-m", *arguments]
@@ -156,7 +156,7 @@ def users_part(traceback: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _hide_our_frames() -> None:
+def hide_our_frames() -> None:
     """Have the uncaught exception that is on its way printed without the frames that lead from here to the program.
 
     Python itself still prints it and chooses the exit status (a Ctrl-C ends the process by the signal), and a hook
@@ -197,7 +197,7 @@ def main(argv: list[str], prog: str) -> int:
         options["mode"] = arguments.mode
     try:
         resolve(options)
-        program = _prepare(arguments.script, arguments.module, theirs)
+        program = prepare(arguments.script, arguments.module, theirs)
     except (OptionError, FileNotFoundError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
@@ -220,7 +220,7 @@ def main(argv: list[str], prog: str) -> int:
         if arguments.module is not None and isinstance(error, ImportError) and users_part(error.__traceback__) is None:
             print(f"{prog}: {error}", file=sys.stderr)
             return 1
-        _hide_our_frames()
+        hide_our_frames()
         raise
     finally:
         LOG.asked = False

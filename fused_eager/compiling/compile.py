@@ -58,6 +58,14 @@ class Settings:
     device: Device = HOST
 
 
+def _plainly(computation: Computation, settings: Settings, make: Callable[[], Executable]) -> Executable:
+    return make()
+
+
+# What stands around the making of each executable, the last of them: whoever wants to know which regions a program has.
+AROUND: list[Callable[[Computation, Settings, Callable[[], Executable]], Executable]] = [_plainly]
+
+
 def load_or_compile(computation: Computation, settings: Settings) -> Executable:
     """The executable of an XLA region: from memory, from the compile cache, or newly compiled.
 
@@ -74,7 +82,7 @@ def load_or_compile(computation: Computation, settings: Settings) -> Executable:
         try:
             found = MEMORY.get(key)
             if found is None:
-                found = MEMORY[key] = _load_or_compile(computation, settings)
+                found = MEMORY[key] = AROUND[-1](computation, settings, lambda: _load_or_compile(computation, settings))
         finally:
             _FLIGHTS.pop(key, None)
     return found

@@ -13,11 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from fused_eager.cache import Key, explain
+
 from .. import xla
+from ..lowering.lower import NodeFailed
 from ..targets.device import TargetDevice
+from ..targets.target import Target
+from .canonical import to_computation
 from .compile import lower, tracing_for
-from .executable import Executable, Portable, as_portable, needs, to_blobs
+from .executable import Executable, Failure, Portable, as_portable, failure_blobs, needs, to_blobs
 from .key import Computation
+from .remake import as_asked, key_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,32 @@ def cross_compile(computation: Computation, bounds: bool, device: TargetDevice) 
     portable: Portable = as_portable(made.lowered, fresh, device.target.platform)
     executable = Executable(_nowhere, made.checks, seconds, computation.name, needs=needs(fresh))
     return Crossed(to_blobs(portable, executable), seconds, tracing, cost_of(compiled))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A region that has no executable on a target, and why. `blobs` are those of the entry that says so, where no
+    process ever could make one."""
+
+    reason: str
+    blobs: dict[str, bytes] | None = None
+
+
+def cross_compile_key(key: Key, target: Target) -> Crossed | Refusal:
+    """Compile the region in a key for a target, as the program that the key came from would have had it."""
+    device = TargetDevice(target)
+    try:
+        with as_asked(key):
+            here = key_here(key, device=device)
+            if here != key:
+                return Refusal(f"it would be another region here: {'; '.join(explain(key, here, 3))}")
+            computation = to_computation(key.parts["region"])
+            return cross_compile(computation, key.parts["check_bounds"], device)
+    except NodeFailed as failed:
+        failure = Failure(failed.index, failed.reason)
+        return Refusal(failed.reason, failure_blobs(failure) if failed.lasting else None)
+    except Exception as error:  # one of many, and the others are worth going on
+        return Refusal(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
 def _nowhere(*arrays: Any) -> Any:

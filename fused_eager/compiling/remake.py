@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import jax
 import numpy as np
 import torch
 
 from fused_eager.cache import Key, Miss
+from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..devices.device import Device
+from ..devices.host import HOST
 from ..lowering.lower import NodeFailed
 from ..planning.room import wanted
 from ..quiet import default_dtype
@@ -28,18 +31,27 @@ def _default_dtype(key: Key) -> AbstractContextManager[None]:
     return default_dtype(getattr(torch, key.parts["numerics"]["default_dtype"].removeprefix("torch.")))
 
 
-def key_here(key: Key, salt: str | None = None) -> Key:
+@contextmanager
+def as_asked(key: Key) -> Iterator[None]:
+    """In the body, torch's switches that lowering reads are those of the key."""
+    wanted = key.parts["numerics"]
+    with _default_dtype(key), precision.as_of(tuple((name, wanted[name]) for name, _ in precision.switches())):
+        yield
+
+
+def key_here(key: Key, salt: str | None = None, device: Device = HOST) -> Key:
     """The key that this process, now, would give the same region with the same options (the salt: unless given).
 
     Raises:
         ValueError: the key is not one of a region, or one of a region of an accelerator, which is remade there alone.
         Unencodable: as `surroundings.parts`.
     """
-    if "memory" in key.parts:
+    if "memory" in key.parts and device.has_memory:
         raise ValueError("made for an accelerator: it is remade by a program that uses one")
+    salt = key.parts["salt"] if salt is None else salt
     try:
         with _default_dtype(key):
-            around = surroundings.parts(key.parts["check_bounds"], key.parts["salt"] if salt is None else salt)
+            around = surroundings.parts(key.parts["check_bounds"], salt, device)
         return Key({"region": key.parts["region"], **around})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not the key of a region: {error}") from error

@@ -217,9 +217,9 @@ def test_frames_of_the_program_are_kept_and_ours_are_not() -> None:
 def test_an_error_in_our_own_code_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what))
-    launch._hide_our_frames()
+    launch.hide_our_frames()
     try:
-        launch._prepare("no_such_file", None, [])
+        launch.prepare("no_such_file", None, [])
     except FileNotFoundError as error:
         ours = error.__traceback__.tb_next  # type: ignore[union-attr]
         sys.excepthook(type(error), error, ours)

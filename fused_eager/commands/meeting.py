@@ -1,0 +1,93 @@
+"""A program run for the regions that it meets: what `warm` and `forecast` start, in a process of its own for each mode.
+
+The program has the device `tpu`, simulated by the CPU; the regions go into a file. It is stopped after so many steps of
+its optimizers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .launch import hide_our_frames, prepare
+
+
+class Enough(BaseException):
+    """The program has made its steps."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the program; returns its exit code."""
+    split = argv.index("--")
+    given, theirs = _parser().parse_args(argv[:split]), argv[split + 1 :]
+    script, module = (None, theirs.pop(0)) if given.module else (theirs.pop(0), None)
+    program = prepare(script, module, theirs)
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    import fused_eager
+
+    from ..compiling.met import Meetings, meeting, write
+    from ..config import resolve
+    from ..frontends.device.doors import set_options
+    from ..log.events import LOG
+    from ..targets.device import TargetDevice
+    from ..targets.target import Target
+    from ..xla import use_the_cpu_alone
+
+    use_the_cpu_alone()
+    meetings = Meetings(TargetDevice(Target.parse(given.target)), resolve().cache_salt, given.valueless)
+    fused_eager.register("tpu")
+    set_options(mode=given.mode, cache="off")
+    first: list[Any] = []
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        first[:] = first or [optimizer]
+        if optimizer is first[0]:  # of several, one round of all is a step
+            meetings.step += 1
+            if given.steps and meetings.step >= given.steps:
+                raise Enough
+
+    register_optimizer_step_post_hook(stepped)
+    began, code = time.perf_counter(), 0
+    with meeting(meetings):
+        try:
+            program()
+        except Enough:
+            pass
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            hide_our_frames()
+            raise
+        finally:
+            fused_eager.sync()
+            islands = {k.removeprefix("island "): n for k, n in LOG.counts.items() if k.startswith("island ")}
+            write(
+                list(meetings.found.values()),
+                Path(given.to),
+                steps=meetings.step,
+                seconds=time.perf_counter() - began,
+                islands=islands,
+            )
+    sys.stdout.flush()
+    os._exit(code)  # threads of the program's would go on
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--mode", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--to", required=True)
+    parser.add_argument("--valueless", action="store_true")
+    parser.add_argument("--module", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

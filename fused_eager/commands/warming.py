@@ -1,0 +1,161 @@
+"""`warm`: fill the compile cache for chips that this host does not have.
+
+The program's first steps are run on a device that the CPU simulates. The regions that it meets are compiled for the
+target, and kept under the keys that a host with those chips asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fused_eager.cache import Entry
+
+from ..compiling.caching import Keeper
+from ..compiling.cross import Crossed, Refusal
+from ..compiling.crossing import Bar, crossed
+from ..compiling.met import Met, read
+from ..config import OptionError, resolve
+from ..targets.target import Target, TargetError
+from ..targets.topology import obstacle
+from ..xla import use_the_cpu_alone
+
+MODES = ("fused", "strict", "debug")
+
+
+class CannotRun(Exception):
+    """The program ended with an error; the number is its exit code."""
+
+    def __init__(self, code: int):
+        super().__init__(f"the program ended with exit code {code}")
+        self.code = code
+
+
+@dataclass
+class Warmed:
+    """What `warm` did: regions met, found in the cache, made; seconds of compiling and bytes; what failed and why."""
+
+    regions: int = 0
+    hits: int = 0
+    made: int = 0
+    compiling: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.regions} regions: {self.hits} were there already, {self.made} compiled in {self.compiling:.0f} s "
+            f"of the compiler's ({self.bytes / 2**20:.1f} MB), {len(self.failed)} failed; {self.seconds:.0f} s in all"
+        ]
+        lines += [f"  {name}: {why}" for name, why in self.failed.items()]
+        return "\n".join(lines)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a command that runs somebody's program for a target."""
+    parser.add_argument("--target", required=True, help="the chips, as v5e:2x2, v5p:4x4x4 or v6e:8")
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run; 0: to the end (default: 3)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: cores)")
+    parser.add_argument(
+        "--valueless",
+        action="store_true",
+        help="compute nothing: each value is zeros that take no memory, so that the model may be larger than this host",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG")
+
+
+def target_of(text: str) -> Target:
+    """The target that a text names, for which there is a compiler here. Raises TargetError, NoCompiler."""
+    found = Target.parse(text)
+    why = obstacle()
+    if why:
+        raise TargetError(f"compiling for {found} needs XLA's compiler for TPUs: {why}")
+    return found
+
+
+def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, Any]]:
+    """Run the program in a process of its own, and return the regions that it met. Raises CannotRun."""
+    with tempfile.TemporaryDirectory(prefix="fused-eager-met-") as folder:
+        to = Path(folder, "met.jsonl")
+        command = [sys.executable, "-m", "fused_eager.commands.meeting", "--target", given.target, "--mode", mode]
+        command += ["--steps", str(given.steps), "--to", str(to), *["--valueless"] * given.valueless]
+        command += [*["--module"] * given.module, "--", given.script, *given.arguments]
+        # What the program prints is not this command's answer.
+        code = subprocess.run(command, stdout=sys.stderr).returncode
+        if code or not to.exists():
+            raise CannotRun(code)
+        return read(to)
+
+
+def warmed(found: Sequence[Met], target: Target, keeper: Keeper, jobs: int) -> Warmed:
+    """Compile what is not in the cache yet, and keep it."""
+    began, done = time.monotonic(), Warmed(regions=len(found))
+    keeper.describe_here()
+    names = {met.key: met for met in found if met.key is not None}
+    done.failed.update({met.name: f"it has no key: {met.why}" for met in found if met.key is None})
+    missing = []
+    for key in names:
+        if isinstance(keeper.cache.peek(key), Entry):
+            done.hits += 1
+        else:
+            missing.append(key)
+    bar = Bar(len(missing), f"compiling for {target}")
+    for key, outcome in crossed(missing, target, jobs):
+        bar.step(isinstance(outcome, Refusal))
+        if outcome.blobs is not None:
+            seconds = outcome.seconds if isinstance(outcome, Crossed) else 0.0
+            keeper.cache.publish(key, outcome.blobs, metadata={"seconds": seconds})
+        if isinstance(outcome, Crossed):
+            done.made += 1
+            done.compiling += outcome.seconds
+            done.bytes += sum(map(len, outcome.blobs.values()))
+        else:
+            done.failed[names[key].name] = outcome.reason
+    if not keeper.flush(300.0):
+        done.failed["the cache"] = "a shared store did not take what was compiled within five minutes"
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def main(argv: list[str], prog: str) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
+    parser.add_argument("--modes", default="fused", help=f"with commas, of {', '.join(MODES)} (default: fused)")
+    add_program(parser)
+    given = parser.parse_args(argv)
+    modes = given.modes.split(",")
+    use_the_cpu_alone()
+    try:
+        if not set(modes) <= set(MODES):
+            raise OptionError(f"--modes is {given.modes!r}; allowed: {', '.join(MODES)}, with commas")
+        target = target_of(given.target)
+        options = resolve()
+        if options.cache.strip() == "off":
+            raise OptionError("the cache is off (option 'cache'): there is nothing to warm")
+        keeper = Keeper(options)
+        found: dict[Any, Met] = {}
+        for mode in modes:
+            for met in meet(given, mode)[0]:
+                found.setdefault(met.key or met.name, met)
+    except (OptionError, TargetError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except CannotRun as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    done = warmed(list(found.values()), target, keeper, given.jobs)
+    print(json.dumps(vars(done), indent=2) if given.json else done)
+    return 1 if done.failed else 0

@@ -1,0 +1,103 @@
+"""`warm`: a program's regions for chips that are not here, in the cache; what it cannot do, it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fused_eager.cache import Key
+
+from fused_eager.commands import warming
+from fused_eager.compiling.caching import Keeper
+from fused_eager.compiling.cross import Crossed, Refusal
+from fused_eager.compiling.met import Met
+from fused_eager.config import resolve
+from fused_eager.targets import topology
+from fused_eager.targets.target import Target
+
+PROGRAM = """
+import sys, torch
+w = torch.ones(64, 64, device="tpu", requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+for step in range(9):
+    ((w @ w).relu().sum() / 64).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, w.sum().item())
+"""
+
+
+def warm(program: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "program.py"
+    script.write_text(program)
+    command = [sys.executable, "-m", "fused_eager", "warm", "--target", "v5e:2x2", *options, str(script)]
+    environ = {**os.environ, "FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(folder / "cache")}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
+def test_what_a_program_meets_is_compiled_once_whether_it_has_values_or_not(tmp_path: Path) -> None:
+    first = warm(PROGRAM, tmp_path, "--json", "--jobs", "1")
+    assert first.returncode == 0, first.stderr
+    done = json.loads(first.stdout)
+    assert done["regions"] == done["made"] >= 1 and not done["failed"] and done["bytes"] > 10_000
+    assert "2 " not in [line[:2] for line in first.stderr.splitlines()], "it went on after its third step"
+    second = warm(PROGRAM, tmp_path, "--json", "--jobs", "1", "--valueless")
+    again = json.loads(second.stdout)
+    assert again["hits"] == again["regions"] == done["regions"] and again["made"] == 0, second.stderr
+
+
+def test_without_its_compiler_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warming, "obstacle", lambda: "libtpu is not installed (pip install 'fused-eager[tpu]')")
+    assert warming.main(["--target", "v5e:2x2", "x.py"], "warm") == 2
+    assert "pip install 'fused-eager[tpu]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "v9:2"], "no chip 'v9'"),
+        (["--target", "v5e:2x2", "--modes", "fast"], "--modes is 'fast'; allowed: fused, strict, debug"),
+        (["--target", "v5e:2x2"], "the cache is off"),  # as the tests have it
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    assert warming.main([*arguments, "x.py"], "warm") == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_program_that_fails_fails_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text("raise ValueError('of its own')")
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+    assert warming.main(["--target", "v5e:2x2", str(tmp_path / "program.py")], "warm") == 1
+    told = capfd.readouterr().err
+    assert "ValueError: of its own" in told and "exit code 1" in told and "meeting.py" not in told
+
+
+def test_what_cannot_be_compiled_is_told_and_what_no_process_could_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [Key({"region": number}) for number in range(3)]
+    found = [Met(key, f"region {number}") for number, key in enumerate(keys)] + [Met(None, "odd", why="no form")]
+    crossed = Crossed({"executable": b"code", "about": b"{}"}, 1.5, 0.5, None)  # type: ignore[arg-type]
+    outcomes = [crossed, Refusal("no lowering", {"about": b"{}"}), Refusal("XLA: no")]
+    monkeypatch.setattr(warming, "crossed", lambda missing, *a: [(k, outcomes[keys.index(k)]) for k in missing])
+    keeper = Keeper(resolve({"cache": "", "cache_dir": str(tmp_path)}))
+    done = warming.warmed(found, Target.parse("v5e:1"), keeper, 1)
+    assert (done.regions, done.hits, done.made, done.compiling) == (4, 0, 1, 1.5)
+    assert done.failed == {"region 1": "no lowering", "region 2": "XLA: no", "odd": "it has no key: no form"}
+    again = warming.warmed(found, Target.parse("v5e:1"), keeper, 1)
+    assert (again.hits, again.made) == (2, 0) and "region 2: XLA: no" in str(again)

@@ -1,0 +1,101 @@
+"""What a program meets is noted with its key for the target, and how often; without values nothing is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from fused_eager.cache import Key
+from fused_eager.fusion_rules.lowering import NoLowering
+
+from fused_eager import fused_eager
+from fused_eager.bounded import Bounded
+from fused_eager.compiling import compile as compiling
+from fused_eager.compiling import crossing, met
+from fused_eager.compiling.met import Meetings, Met, Op, meeting
+from fused_eager.devices.host import HOST
+from fused_eager.running import load
+from fused_eager.targets.device import TargetDevice
+from fused_eager.targets.target import Target
+from tests.streams import lowered_by, recorded
+
+
+class Here(TargetDevice):
+    """A target that XLA can lower for without its compiler."""
+
+    @property
+    def xla(self) -> Any:
+        return jax.devices("cpu")[0]
+
+
+@pytest.fixture
+def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meetings]:
+    monkeypatch.setattr(compiling, "MEMORY", Bounded(64))
+    monkeypatch.setattr(load, "ISLANDS", {})
+    found = Meetings(Here(Target.parse("v5e:1")), "salt")
+    with meeting(found):
+        yield found
+
+
+def test_regions_are_noted_with_their_lines_and_how_often_they_ran(meetings: Meetings) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
+    for step in range(3):
+        meetings.step = step
+        with fused_eager():
+            layer(torch.ones(7, 3)).sum().item()
+    (only,) = meetings.found.values()
+    assert only.key is not None and only.key.parts["salt"] == "salt" and only.key.parts["memory"] == "device"
+    assert only.runs == {0: 1, 1: 1, 2: 1} and not only.why
+    assert {op.module for op in only.ops} == {"Sequential.0", "Sequential.1", ""}
+    assert all(__file__ in op.line for op in only.ops)
+
+
+def test_what_the_target_has_no_lowering_for_is_an_island_here_as_it_is_there(meetings: Meetings) -> None:
+    def refuse(cx: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NoLowering("not there")
+
+    with lowered_by("aten.cosh.default", refuse), fused_eager():
+        assert torch.ones(9).mul(2).cosh().add(1).sum().isfinite().item()
+    assert [m.why for m in meetings.found.values() if m.why] == ["not there"]
+    assert sum(m.runs.total() for m in meetings.found.values() if not m.why) >= 1
+
+
+def test_without_values_a_region_returns_zeros_that_take_no_memory() -> None:
+    region = recorded(lambda: torch.ones(1 << 14, 1 << 14).relu() + 1)
+    before = _resident()
+    (out,), flags = met._without_values(region, HOST).call()
+    assert out.shape == (1 << 14, 1 << 14) and not np.asarray(flags).any() and float(out[5, 7]) == 0
+    assert _resident() - before < 1 << 28
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    found = [
+        Met(Key({"region": [1, 2]}), "a", [Op("aten::add", "x.py:3", "Net.0")], Counter({0: 1, 2: 3})),
+        Met(None, "b", why="no form"),
+    ]
+    met.write(found, tmp_path / "met", steps=3)
+    assert met.read(tmp_path / "met") == (found, {"steps": 3})
+
+
+def test_a_bar_is_drawn_in_a_terminal_and_told_now_and_then_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    bar = crossing.Bar(3, "compiling", lambda: now[0])
+    bar.step()
+    assert capsys.readouterr().err == ""
+    now[0] = 12.0
+    bar.step(failed=True)
+    assert capsys.readouterr().err == f"compiling [{'#' * 20}{'.' * 10}] 2/3, 1 failed, 12 s, 6 s to go\n"
+    bar.step()
+    assert "3/3" in capsys.readouterr().err
