@@ -227,7 +227,10 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 def _unpack(lu: jax.Array) -> tuple[jax.Array, jax.Array]:
     m, n = lu.shape[-2:]
     k = min(m, n)
-    return jnp.tril(lu[..., :, :k], -1) + jnp.eye(m, k, dtype=lu.dtype), jnp.triu(lu[..., :k, :])
+    # Not by adding: 0.0 would come of -0.0.
+    return jnp.where(jnp.eye(m, k, dtype=bool), jnp.ones((), lu.dtype), jnp.tril(lu[..., :, :k], -1)), jnp.triu(
+        lu[..., :k, :]
+    )
 
 
 def _permutation_matrix(permutation: jax.Array, dtype: Any) -> jax.Array:
