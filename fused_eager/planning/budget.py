@@ -3,8 +3,9 @@
 A loop over the elements of a tensor, a numerical derivative, a table filled cell by cell: thousands of small ops, each
 of another form (another place in the tensor, another shape), all from one line. Each form is machine code of its own,
 which takes XLA a hundredth of a second or, by the kind of op, several (`costs`), and saves some of the millionths of a
-second that ATen takes for it. A line has its first forms compiled as any other. What compiling further ones costs is
-weighed against what ATen takes for the stream, as often as it has come, or may be hoped to come.
+second that ATen takes for it. A line has its first forms compiled as any other, and fewer of them once all lines of
+the program together have had many (a comparison of two tensors is twenty ops on as many lines). What compiling further
+ones costs is weighed against what ATen takes for the stream, as often as it has come, or may be hoped to come.
 
 Everything here is counted or looked up and nothing measured: what is compiled does not hang on how busy the machine is.
 """
@@ -20,7 +21,10 @@ from ..tracing.stream import Node, views
 from .costs import seconds_of
 
 FORMS = 64  # of one op on one line that are compiled like any other,
-SPENT = 3.0  # if that takes no more than so many seconds
+SPENT = 3.0  # if that takes no more than so many seconds,
+FEW = 8  # and so many once forms beyond that have taken
+TOGETHER = 5.0  # seconds, on all lines of the program
+REGION = 0.05  # seconds that any region takes to trace, to hand to the compiler and to load
 HOPED = 100  # times that any stream may be hoped to come
 LONG = 5.0  # seconds that the different forms of one stream take to compile: it has to come again first
 CALLING = 5e-6  # seconds that ATen takes for a small op
@@ -39,26 +43,6 @@ def compiling(nodes: Iterable[Node]) -> float:
     return sum({form(node): seconds_of(node.op) for node in nodes}.values())
 
 
-def surplus(nodes: Sequence[Node], forms: Forms) -> float:
-    """How many seconds compiling takes for the ops of a stream that have a form beyond the first ones of their line.
-    Adds theirs to `forms`."""
-    found = 0.0
-    for node in nodes:
-        line = (node.op, node.place and node.place[:2])
-        seen = forms.get(line)
-        if seen is None:
-            seen = forms[line] = set()
-        own = form(node)
-        if own in seen:
-            continue
-        cost = seconds_of(node.op)
-        if len(seen) < min(FORMS, SPENT / cost):
-            seen.add(own)
-        else:
-            found += cost
-    return found
-
-
 def seconds(nodes: Sequence[Node]) -> float:
     """How long ATen takes for a stream, at least: a product takes longer than reading and writing what it does."""
     seen = [use.geometry for node in nodes for use in node.uses]
@@ -73,7 +57,7 @@ def pays(nodes: Sequence[Node], surplus: float, times: int = 0) -> bool:
 
 def pays_alone(nodes: Sequence[Node]) -> bool:
     """The same of a stream of which nothing is known but what is in it: a run's answer is the next one's."""
-    return pays(nodes, surplus(nodes, {}))
+    return pays(nodes, Lines().surplus(nodes))
 
 
 @dataclass
@@ -82,10 +66,33 @@ class Lines:
 
     forms: Forms = field(default_factory=lambda: Bounded(4096))
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
+    further: float = 0.0  # seconds that forms beyond the first few of each line have taken, roughly
+
+    def surplus(self, nodes: Sequence[Node]) -> float:
+        """How many seconds compiling takes for the ops of a stream that have a form beyond the first ones of their
+        line. Their forms are among the first ones from then on, as far as these go."""
+        found, own_share = 0.0, REGION / max(len(nodes), 1)
+        for node in nodes:
+            line = (node.op, node.place and node.place[:2])
+            seen = self.forms.get(line)
+            if seen is None:
+                seen = self.forms[line] = set()
+            own = form(node)
+            if own in seen:
+                continue
+            cost = seconds_of(node.op)
+            first = min(FORMS, SPENT / cost) if self.further < TOGETHER else min(FEW, SPENT / cost)
+            if len(seen) >= first:
+                found += cost
+                continue
+            if len(seen) >= FEW:
+                self.further += cost + own_share
+            seen.add(own)
+        return found
 
     def pays(self, nodes: Sequence[Node], shapes: Hashable) -> bool:
         """Whether to compile a stream that has no executables yet. Counts the sighting; `shapes` stand for it."""
-        beyond = surplus(nodes, self.forms)
+        beyond = self.surplus(nodes)
         times = self.sightings.get(shapes, 0) + 1
         if times == 1 and sum(seconds_of(node.op) for node in nodes) >= LONG:
             different = compiling(nodes)

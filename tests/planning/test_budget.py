@@ -11,7 +11,19 @@ import torch
 from fused_eager import fused_eager
 from fused_eager.compiling import telling
 from fused_eager.planning import budget
-from fused_eager.planning.budget import FORMS, HOPED, LONG, SPENT, Lines, compiling, pays, seconds, surplus
+from fused_eager.planning.budget import (
+    FEW,
+    FORMS,
+    HOPED,
+    LONG,
+    REGION,
+    SPENT,
+    TOGETHER,
+    Lines,
+    compiling,
+    pays,
+    seconds,
+)
 from fused_eager.planning.costs import COSTS, USUAL, seconds_of
 from tests.streams import events, node
 
@@ -30,10 +42,26 @@ def lengths() -> torch.Tensor:
 
 
 def test_the_first_forms_of_a_line_cost_nothing() -> None:
-    forms: dict[Any, Any] = {}
-    assert surplus(_various(FORMS), forms) == 0
-    assert surplus(_various(FORMS + 5), forms) == pytest.approx(5 * USUAL)
-    assert surplus(_various(FORMS), forms) == 0, "those that were among the first still are"
+    lines = Lines()
+    assert lines.surplus(_various(FORMS)) == 0
+    assert lines.surplus(_various(FORMS + 5)) == pytest.approx(5 * USUAL)
+    assert lines.surplus(_various(FORMS)) == 0, "those that were among the first still are"
+
+
+def test_many_lines_have_fewer_forms_each() -> None:
+    """As op by op in a loop over shapes: a comparison of two tensors alone is twenty ops on as many lines."""
+    lines = Lines()
+
+    def compiled(line: int) -> int:
+        found = 0
+        for each in _various(FORMS):
+            each.place = (lengths.__code__, line)
+            found += lines.surplus([each]) == 0
+        return found
+
+    counts = [compiled(line) for line in range(20)]
+    full = math.ceil(TOGETHER / (FORMS - FEW) / (USUAL + REGION))
+    assert counts[: full - 1] == [FORMS] * (full - 1) and counts[full:] == [FEW] * (20 - full)
 
 
 def test_small_ops_of_many_forms_pay_when_they_have_come_often_enough() -> None:
@@ -79,7 +107,7 @@ def test_what_takes_long_to_compile_costs_more() -> None:
     for each in sorts:
         each.place = (lengths.__code__, 0)
     beyond = few - math.ceil(SPENT / seconds_of(aten.sort.default))
-    assert surplus(sorts, {}) == pytest.approx(beyond * seconds_of(aten.sort.default)), "all on one line"
+    assert Lines().surplus(sorts) == pytest.approx(beyond * seconds_of(aten.sort.default)), "all on one line"
 
 
 def test_the_table_names_ops() -> None:
