@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 from fused_eager.cache import Key
 
@@ -16,30 +20,79 @@ from ..xla import use_the_cpu_alone
 from .cross import Crossed, Refusal, cross_compile_key
 
 Outcome = Crossed | Refusal
+Make = Callable[[Key, Target], Outcome]
+_FATAL = re.compile(r"F\d{4} ")  # as Google's log has it
 
 
-def _begin() -> None:
-    """In a new worker."""
+def _begin(folder: str) -> None:
+    """In a new worker: what XLA says before it ends the process goes into a file."""
     use_the_cpu_alone()
+    said = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(said, 2)
 
 
-def crossed(keys: Sequence[Key], target: Target, jobs: int) -> Iterator[tuple[Key, Outcome]]:
-    """Compile the regions of keys, `jobs` at a time; each comes as it is done."""
-    if not keys:
-        return
+def crossed(
+    keys: Sequence[Key], target: Target, jobs: int, make: Make = cross_compile_key
+) -> Iterator[tuple[Key, Outcome]]:
+    """Compile the regions of keys, `jobs` at a time; each comes as it is done.
+
+    XLA's compiler ends the process where it finds a mistake of its own. Then those that were being compiled are
+    compiled alone, one by one, and the others go on.
+    """
     left = dict.fromkeys(keys)
+    while left:
+        suspects: list[Key] = []
+        for key, outcome in _together(list(left), target, jobs, make, suspects):
+            del left[key]
+            yield key, outcome
+        for key in suspects:
+            del left[key]
+            ended: list[Key] = []
+            yield from _together([key], target, 1, make, ended)
+            if ended:
+                yield key, Refusal(f"XLA's compiler ended its process: {_last_words or 'was there enough memory?'}")
+
+
+_last_words = ""
+
+
+def _together(
+    keys: Sequence[Key], target: Target, jobs: int, make: Make, suspects: list[Key]
+) -> Iterator[tuple[Key, Outcome]]:
+    """Compile in one set of processes. If one of them ends, stop, and say which keys were under way."""
+    global _last_words
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(keys)), context, _begin) as pool:
-        asked = {pool.submit(cross_compile_key, key, target): key for key in keys}
-        try:
-            for done in concurrent.futures.as_completed(asked):
-                outcome = done.result()
-                del left[asked[done]]
-                yield asked[done], outcome
-        except BrokenProcessPool:
-            pass
-    for key in left:
-        yield key, Refusal("the process that compiled it, or one beside it, ended: was there enough memory?")
+    with tempfile.TemporaryDirectory(prefix="fused-eager-crossing-") as folder:
+        with concurrent.futures.ProcessPoolExecutor(min(jobs, len(keys)), context, _begin, (folder,)) as pool:
+            waiting, asked = list(keys)[::-1], dict[concurrent.futures.Future[Outcome], Key]()
+            broken = False
+            while (waiting and not broken) or asked:
+                while waiting and not broken and len(asked) < jobs:  # those that wait are no suspects
+                    key = waiting.pop()
+                    try:
+                        asked[pool.submit(make, key, target)] = key
+                    except BrokenProcessPool:
+                        broken = True
+                done, _ = concurrent.futures.wait(asked, return_when=concurrent.futures.FIRST_COMPLETED)
+                for future in done:
+                    key = asked.pop(future)
+                    try:
+                        outcome = future.result()
+                    except BrokenProcessPool:
+                        broken = True
+                        suspects.append(key)
+                    else:
+                        yield key, outcome
+        if broken:
+            _last_words = _said(Path(folder))
+
+
+def _said(folder: Path) -> str:
+    """What ended a process, in its own words: the line that says what was checked and failed, or else the last one."""
+    texts = [path.read_text(errors="replace") for path in folder.iterdir()]
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    fatal = [line for line in lines if _FATAL.match(line)]
+    return " ".join((fatal or lines or [""])[0].split())[:300]
 
 
 class Bar:

@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.lowering import NoLowering
 from fused_eager import fused_eager
 from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
-from fused_eager.compiling import crossing, met
+from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
 from fused_eager.devices.host import HOST
 from fused_eager.running import load
@@ -85,17 +85,3 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ]
     met.write(found, tmp_path / "met", steps=3)
     assert met.read(tmp_path / "met") == (found, {"steps": 3})
-
-
-def test_a_bar_is_drawn_in_a_terminal_and_told_now_and_then_elsewhere(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    bar = crossing.Bar(3, "compiling", lambda: now[0])
-    bar.step()
-    assert capsys.readouterr().err == ""
-    now[0] = 12.0
-    bar.step(failed=True)
-    assert capsys.readouterr().err == f"compiling [{'#' * 20}{'.' * 10}] 2/3, 1 failed, 12 s, 6 s to go\n"
-    bar.step()
-    assert "3/3" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -99,23 +99,39 @@ def _numel(tree: Any) -> int:
     return sum(map(_numel, tree)) if isinstance(tree, (tuple, list)) else 0
 
 
-def compiled(op: str, calls: dict[str, Any], target: str) -> Row:
-    """Compile the calls of a row for a target."""
-    from fused_eager.compiling.cross import cross_compile
+def compiled(calls: dict[str, dict[str, Any]], target: str, jobs: int) -> Iterator[Row]:
+    """Compile the calls of all rows for a target; a row comes when its last call is done."""
+    from fused_eager.cache import Key, Unencodable
+
+    from fused_eager.compiling import canonical, surroundings
+    from fused_eager.compiling.cross import Refusal
+    from fused_eager.compiling.crossing import Bar, crossed
     from fused_eager.targets.device import TargetDevice
     from fused_eager.targets.target import Target
 
     device = TargetDevice(Target.parse(target))
-    row = Row(op)
-    began = time.perf_counter()
-    for name, computation in calls.items():
-        try:
-            cross_compile(computation, True, device)
-            row.calls += 1
-        except Exception as error:
-            row.refused[name] = short(f"{type(error).__name__}: {error}")
-    row.seconds = time.perf_counter() - began
-    return row
+    around = surroundings.parts(True, "", device)
+    rows, of, left = {op: Row(op) for op in calls}, {}, {op: len(found) for op, found in calls.items()}
+    for op, found in sorted(calls.items()):
+        for name, computation in found.items():
+            try:
+                of.setdefault(Key({"region": canonical.to_parts(computation), **around}), []).append((op, name))
+            except Unencodable as error:
+                rows[op].refused[name] = f"it has no key: {error}"
+                left[op] -= 1
+    bar = Bar(len(of), f"rows for {target}")
+    for key, outcome in crossed(list(of), device.target, jobs):
+        bar.step(isinstance(outcome, Refusal))
+        for op, name in of[key]:
+            row = rows[op]
+            left[op] -= 1
+            if isinstance(outcome, Refusal):
+                row.refused[name] = short(outcome.reason)
+            else:
+                row.calls += 1
+                row.seconds += outcome.seconds
+            if not left[op]:
+                yield row
 
 
 def short(text: str) -> str:
@@ -129,19 +145,21 @@ def main() -> None:
     parser.add_argument("--target", default="v5e:2x2")
     parser.add_argument("--shard", default="0/1", metavar="I/N")
     parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from fused_eager.xla import use_the_cpu_alone
+
+    use_the_cpu_alone()
     part, parts = map(int, given.shard.split("/"))
     began = time.perf_counter()
     calls = recorded(given.names, given.dtypes.split(","), given.samples)
     count, seconds = sum(map(len, calls.values())), time.perf_counter() - began
     print(f"{len(calls)} rows, {count} calls, recorded in {seconds:.0f} s", file=sys.stderr)
-    for number, op in enumerate(sorted(calls)):
-        if number % parts == part:
-            row = compiled(op, calls[op], given.target)
-            print(json.dumps(asdict(row)), flush=True)
+    chosen = {op: found for number, (op, found) in enumerate(sorted(calls.items())) if number % parts == part}
+    for row in compiled(chosen, given.target, given.jobs):
+        print(json.dumps(asdict(row)), flush=True)
 
 
 if __name__ == "__main__":
