@@ -50,6 +50,12 @@ def _last(ndim: int, normalized_shape: Sequence[int]) -> Axes:
     return tuple(range(ndim - len(normalized_shape), ndim))
 
 
+def _nothing(sums: Any) -> Any:
+    """0 for each sum that is a number, NaN for the others: eager's gradients subtract one product of it from another,
+    so that all of a row whose sum is infinite is NaN."""
+    return sums - sums
+
+
 @rule("native_layer_norm.default", OpClass.NORMALIZATION)
 def layer_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     x = upcast(input)
@@ -83,7 +89,7 @@ def layer_norm_backward(
     mean_2, rstd_2, gamma_2 = again(mean, rstd, gamma)
     mean_3, gamma_3 = again(mean_2, gamma_2)
     offset = average(affine(dy, gamma, None), axes)
-    slope = average(affine(dy, gamma_2, None) * (x - mean), axes) * rstd * rstd
+    slope = average(affine(dy, gamma_2, None) * (x - mean), axes) * rstd * rstd + _nothing(offset)
     offset, slope = apart(cx, x, offset, slope)
     dx = (affine(dy, gamma_3, None) - offset - (x - mean_2) * slope) * rstd
     dgamma = sum_over(dy * ((x - mean_3) * rstd_2), rest)
@@ -161,7 +167,7 @@ def group_norm_backward(
     scale = 1 if weight is None else lax.reshape(upcast(weight).astype(x.dtype), (1, group, C // group, 1))
     n = count(x, (2, 3))
     offset = quotient(total(by_channel * scale, (2,)), n)
-    slope = quotient(total(by_channel_dot * scale, (2,)) * rstd * rstd, n)
+    slope = quotient(total(by_channel_dot * scale, (2,)) * rstd * rstd, n) + _nothing(offset)
     offset, slope = apart(cx, x, offset, slope)
     dx = (dy * scale - offset - (x - mean) * slope) * rstd
     dgamma = lax.reduce_sum(by_channel_dot * rstd, (0, 3))

@@ -42,6 +42,19 @@ TRANSFORMS = (
     "fft.ifft", "fft.ifft2", "fft.ifftn", "fft.rfft", "fft.rfft2", "fft.rfftn", "fft.ihfft", "fft.ihfft2",
     "fft.ihfftn", "stft", "istft",
 )
+# What adds, or takes the minimum of, what may be nothing but zeros.
+SUMS = (
+    "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "lu_unpack", "lu",
+    "linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "nn.functional.rms_norm", "nn.functional.bilinear",
+    "block_diag", "nn.functional.adaptive_max_pool1d", "nn.functional.adaptive_max_pool3d", "bmm", "native_batch_norm",
+    "_batch_norm_with_update", "_native_batch_norm_legit", "native_group_norm", "_softmax_backward_data",
+    "nn.functional.softmin", "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d",
+    "nn.functional.adaptive_avg_pool1d", "nn.functional.adaptive_avg_pool2d", "nn.functional.adaptive_avg_pool3d",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d", "nn.functional.conv_transpose1d",
+    "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d", "nn.functional.cross_entropy",
+    "nn.functional.linear_cross_entropy", "nn.functional.pad", "nn.functional.upsample_bilinear",
+    "_upsample_bilinear2d_aa",
+)
 
 ACCEPTED: tuple[Accepted, ...] = (
     Accepted(
@@ -123,7 +136,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         "the inverse of the smallest numbers is infinite, in some terms of a sum before others",
     ),
     Accepted(
-        ("qr", "linalg.qr", "geqrf", "svd_lowrank", "pca_lowrank", "lu_solve", "linalg.tensorsolve"),
+        ("qr", "linalg.qr", "geqrf", "svd_lowrank", "pca_lowrank", "lu", "lu_solve", "linalg.tensorsolve"),
         ("overflows", "values", "infinite", "makes NaN"),
         ("equal rows", "ones", "halves", "negative", "ties", "smallest"),
         "of a matrix that has not its full rank some columns of Q are rounding errors, blown up",
@@ -135,24 +148,9 @@ ACCEPTED: tuple[Accepted, ...] = (
         "where a transform of NaN and infinities is NaN, infinite or a number is up to the algorithm for its length",
     ),
     Accepted(
-        (
-            "nn.functional.interpolate",
-            "nn.functional.layer_norm",
-            "native_layer_norm",
-            "index_reduce",
-            "lu_unpack",
-            "lu",
-            "linalg.lu",
-            "linalg.lu_factor",
-            "linalg.lu_factor_ex",
-            "nn.functional.rms_norm",
-            "nn.functional.bilinear",
-            "block_diag",
-            "nn.functional.adaptive_max_pool1d",
-            "bmm",
-        ),
+        SUMS,
         ("sign of zero",),
-        ("cycle", "cycles", "pairs", "gradients"),
+        ("negative zeros", "zeros", "smallest", "lowest", "ties", "one inf", "cycle", "cycles", "pairs", "gradients"),
         "which of two zeros a sum or a minimum of zeros of both signs is depends on their order, and XLA does not add "
         "a single number to zero, which makes 0.0 of -0.0",
     ),
@@ -193,12 +191,32 @@ ACCEPTED: tuple[Accepted, ...] = (
             "native_group_norm",
             "_batch_norm_with_update",
             "nn.functional.instance_norm",
+            "nn.functional.group_norm",
             "nn.functional.layer_norm",
             "native_layer_norm",
         ),
-        ("overflows", "infinite"),
-        ("largest", "lowest"),
+        ("overflows", "infinite", "makes NaN"),
+        ("largest", "lowest", "cycles"),
         "the variance of the largest numbers overflows in one order of the sums and not in the other",
+    ),
+    Accepted(
+        ("var_mean", "std_mean"),
+        ("makes NaN",),
+        ("pairs",),
+        "the mean of numbers with an infinity is infinite where they are added one by one, and NaN where its distance "
+        "to them is wanted as well",
+    ),
+    Accepted(
+        ("nn.functional.group_norm", "native_group_norm", "nn.functional.layer_norm", "native_layer_norm"),
+        ("makes NaN",),
+        ("one inf", "one -inf"),
+        "the gradient of a row with an infinite weight is NaN in all of its elements, infinite in some of eager's",
+    ),
+    Accepted(
+        ("matrix_exp", "nn.functional.interpolate", "nn.functional.binary_cross_entropy_with_logits"),
+        ("overflows", "infinite", "makes NaN"),
+        ("largest", "lowest"),
+        "products and weighted sums of the largest numbers overflow, or come out a little smaller and do not",
     ),
     Accepted(
         ("bmm", "dot", "vdot", "addr"),

@@ -50,6 +50,26 @@ def test_nan_is_not_hidden(program: Callable[[], torch.Tensor], mode: str) -> No
     assert torch.equal(want.nan_to_num(), got.nan_to_num())
 
 
+def gradients_of_an_infinite_weight(norm: str) -> torch.Tensor:
+    y = torch.arange(12.0).reshape(2, 6).sin().requires_grad_()
+    weight = torch.tensor([1.0, 2.0, INF, -1.0, 0.5, 3.0])
+    if norm == "layer":
+        torch.nn.functional.layer_norm(y, (6,), weight).sum().backward()
+    else:
+        torch.nn.functional.group_norm(y.unsqueeze(-1) * torch.ones(4), 1, weight).sum().backward()
+    assert y.grad is not None
+    return y.grad
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_an_infinite_weight_makes_no_infinity_of_nan(norm: str, mode: str) -> None:
+    want = gradients_of_an_infinite_weight(norm)
+    with fused_eager(mode=mode, compile="wait", native="never", progress=False):
+        got = gradients_of_an_infinite_weight(norm)
+    assert want.isnan().any() and got[want.isnan()].isnan().all()
+
+
 def gradient_of_a_product(dim: int | None, values: list[float], incoming: float) -> torch.Tensor:
     y = torch.tensor([values, [2.0, 3.0, 4.0, 5.0]], requires_grad=True)
     z = (y * 1).prod() if dim is None else (y * 1).prod(dim)
