@@ -13,5 +13,8 @@ from .rule import RULES, OpClass, Promote, Rule, functional_twin, rule, rule_for
 # Families are found, not listed: a new module `fusion_rules/lower_*.py` is part of the table by existing.
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lower_")):
     importlib.import_module(f"{__name__}.{_module}")
+# What single platforms have of their own comes after what it stands beside.
+for _module in sorted(m.name for m in pkgutil.iter_modules([f"{p}/xla_cpu" for p in __path__])):
+    importlib.import_module(f"{__name__}.xla_cpu.{_module}")
 
 __all__ = ["RULES", "OpClass", "Promote", "Rule", "functional_twin", "rule", "rule_for"]

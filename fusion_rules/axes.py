@@ -1,21 +1,28 @@
 """Which axes a reduction runs over, and sums, means and variances along them in ATen's accumulation dtype.
 
-Sums are taken in steps (`steps`), of parts, and so are as exact as ATen's cascade sum. Products with ones, one-pass
-moments and YNNPACK's sums are slower, less exact or wrong.
+On XLA:CPU sums are taken in steps (`xla_cpu.steps`), of parts, and so are as exact as ATen's cascade sum. Products with
+ones, one-pass moments and YNNPACK's sums are slower, less exact or wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from .lowering import Context
+from .platforms import variants
 from .precision import accumulator
-from .steps import BLOCK, CACHED, Axes, count, reduced
+
+Axes = tuple[int, ...]
+
+
+def count(x: Any, axes: Axes) -> int:
+    """How many elements are reduced into one."""
+    return math.prod(x.shape[a] for a in axes)
 
 
 def axis_of(dim: int, ndim: int) -> int:
@@ -43,23 +50,21 @@ def upcast(x: Any) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-# XLA:CPU adds up to 32 * 32 numbers along several axes one after another.
-BLOCKED = BLOCK * BLOCK
+@variants
+def reduced(reduce: Callable[[Any, Axes], Any], x: Any, axes: Axes) -> Any:
+    """`reduce(x, axes)`, for a reduction that may take its values in any order."""
+    return reduce(x, axes)
 
 
-def _added(x: Any, axes: Axes) -> Any:
-    """The sum along axes; what XLA would add one after another (31x31 equal numbers: off by 9e-6) is added along one
-    axis after the other, behind barriers, because it makes one reduction of two."""
-    if len(axes) > 1 and BLOCK < count(x, axes) <= BLOCKED:
-        last = max(axes)
-        rows = lax.optimization_barrier(lax.reduce_sum(x, (last,)))
-        return _added(rows, tuple(a for a in axes if a != last))
+@variants
+def summed(x: Any, axes: Axes) -> Any:
+    """The sum of floats along axes, which go."""
     return lax.reduce_sum(x, axes)
 
 
 def sum_over(x: Any, axes: Axes) -> Any:
     """The sum along axes, which go."""
-    return reduced(_added, x, axes) if np.dtype(x.dtype).kind in "fc" else lax.reduce_sum(x, axes)
+    return summed(x, axes) if np.dtype(x.dtype).kind in "fc" else lax.reduce_sum(x, axes)
 
 
 def total(x: Any, axes: Axes) -> Any:
@@ -87,27 +92,17 @@ def quotient(x: Any, n: Any) -> Any:
     return lax.div(x, lax.optimization_barrier(lax.broadcast(n, x.shape)))
 
 
+@variants
 def again(*values: Any) -> tuple[Any, ...]:
-    """The same small arrays, in which XLA does not recognise the old ones.
-
-    What two loops have in common, XLA:CPU stores in memory first. Where it is a subtraction from a large array,
-    computing it twice is cheaper (layer norm backward at [16384, 1024]: 63 ms against 140). Called twice with the same
-    values it gives the same arrays: for a third copy, take one of the second.
-    """
-    return tuple(lax.optimization_barrier(values))
+    """The same small arrays, for another loop over a large one: whether the two share what is computed of them is the
+    compiler's choice."""
+    return values
 
 
+@variants
 def apart(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:
-    """Float statistics of rows of `x`, behind a cut between the loop that makes them and the loop that uses them.
-
-    Left alone, XLA:CPU interleaves the two row by row in one kernel that is slower by a quarter unless `x` is so large
-    that memory decides (softmax at [4096, 256]: 0.53 against 0.73 ms).
-    """
-    if cx.out[0].device.type != "cpu" or x.size * x.dtype.itemsize > CACHED:
-        return statistics
-    words = np.dtype(f"int{8 * x.dtype.itemsize}")
-    bits = lax.optimization_barrier([lax.bitcast_convert_type(s, words) for s in statistics])
-    return tuple(lax.bitcast_convert_type(b, x.dtype) for b in bits)
+    """Float statistics of rows of `x`, between the loop that makes them and the loop that uses them."""
+    return statistics
 
 
 def average(x: Any, axes: Axes) -> Any:

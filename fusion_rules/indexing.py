@@ -25,7 +25,6 @@ from .elementwise import NUMBERS, as_array, convert, kind, need, spread, where
 from .geometry import overwrite
 from .lowering import Context, NoLowering
 from .spec import JAX_DTYPE
-from .turning import unsigned
 
 INDEX = np.dtype(np.int64)
 
@@ -53,6 +52,13 @@ def read_flat(values: jax.Array, place: jax.Array) -> jax.Array:
 def add_flat(values: jax.Array, place: jax.Array, added: jax.Array) -> jax.Array:
     """`values` of one dimension with what is added to some of its places; nothing is at those outside."""
     return _unwrapped(lambda at, **how: at.add(added, mode="drop", **how), values, place)
+
+
+def unsigned(i: jax.Array) -> jax.Array:
+    """What counts the turns of a loop, as a number that nobody has to expect to be negative where it is divided, or is
+    a place in an array: that takes three times the instructions, of which XLA compiles and keeps each. A negative one
+    becomes one beyond any array."""
+    return lax.convert_element_type(i, np.dtype(f"u{i.dtype}"))
 
 
 def _unwrapped(use: Callable[..., jax.Array], values: jax.Array, place: jax.Array) -> jax.Array:

@@ -16,11 +16,12 @@ from jax import lax
 
 from .axes import peak, total
 from .lowering import Context, NoLowering
+from .platforms import Variants
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
 
 # Scores of all heads up to this size are computed at once; a loop over heads costs more than it saves.
-WHOLE_BYTES = 4 << 20
+WHOLE_BYTES = Variants("attention without a loop over heads", any=math.inf, cpu=4 << 20, why="scores stay in cache")
 # Queries per block, and the most blocks that are unrolled (compile time grows with them).
 BLOCK = 128
 MOST_BLOCKS = 16
@@ -85,9 +86,7 @@ def _blocks(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]
 class Heads:
     """The common shape of forward and backward: `[B, H, L, E]` operands, whole or head by head."""
 
-    def __init__(
-        self, q: jax.Array, k: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None, cpu: bool
-    ):
+    def __init__(self, q: jax.Array, k: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None):
         self.batch, self.heads, self.queries, width = q.shape
         self.keys = k.shape[-2]
         self.groups = self.heads // max(k.shape[1], 1)
@@ -96,7 +95,7 @@ class Heads:
             self.mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         self.scale = scale if scale is not None else (1 / math.sqrt(width) if width else 1.0)
         size = self.batch * self.heads * self.queries * self.keys * accumulator(q.dtype).itemsize
-        self.whole = not cpu or size <= WHOLE_BYTES
+        self.whole = size <= WHOLE_BYTES.here
 
     def share(self, x: jax.Array) -> jax.Array:
         """Keys or values, repeated for the query heads that share them."""
@@ -134,10 +133,10 @@ def _part(mask: jax.Array | None, start: int, end: int, keys: int) -> jax.Array 
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None, cpu: bool
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None
 ) -> tuple[jax.Array, jax.Array]:
     """Attention over `[B, H, L, E]`: the output, and the log-sum-exp `[B, H, L]`, in the accumulator's dtype."""
-    run = Heads(q, k, mask, causal, scale, cpu)
+    run = Heads(q, k, mask, causal, scale)
     k, v = run.share(k), run.share(v)
     if run.whole:
         return _forward(q, k, v, run.scores(q, k, run.mask, 0))
@@ -156,10 +155,10 @@ def attend(
 
 def attend_backward(
     grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array, mask: jax.Array | None,
-    causal: bool, scale: float | None, cpu: bool,
+    causal: bool, scale: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Gradients of q, k and v."""
-    run = Heads(q, k, mask, causal, scale, cpu)
+    run = Heads(q, k, mask, causal, scale)
     k, v = run.share(k), run.share(v)
     if run.whole:
         dq, dk, dv = _backward(q, k, v, run.scores(q, k, run.mask, 0), run.scale, grad, out, lse)
@@ -185,7 +184,7 @@ def flash_for_cpu(
     cx: Context, query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    return attend(query, key, value, attn_mask, is_causal, scale, cx.out[0].device.type == "cpu")
+    return attend(query, key, value, attn_mask, is_causal, scale)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward.default", OpClass.CONTRACTION)
@@ -193,8 +192,7 @@ def flash_for_cpu_backward(
     cx: Context, grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, dropout_p: float,
     is_causal: bool, *, attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    cpu = cx.out[0].device.type == "cpu"
-    return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale, cpu)
+    return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale)
 
 
 @rule("scaled_dot_product_attention.default", OpClass.CONTRACTION)
@@ -225,5 +223,5 @@ def scaled_dot_product_attention(
         if len(spec.shape) > 4:
             attn_mask = jnp.broadcast_to(attn_mask, (*lead, *attn_mask.shape[-2:]))
             attn_mask = four(attn_mask)
-    out = attend(four(query), four(key), four(value), attn_mask, is_causal, scale, spec.device.type == "cpu")[0]
+    out = attend(four(query), four(key), four(value), attn_mask, is_causal, scale)[0]
     return out.reshape(spec.shape)

@@ -12,6 +12,7 @@ from jax import lax
 from . import trigonometry
 from .elementwise import as_array, copysign, divide, enter_unary, kind, where
 from .lowering import Context
+from .platforms import variants
 from .rule import OpClass, Promote, rule
 
 
@@ -59,13 +60,10 @@ def reciprocal(x: Any) -> Any:
     return as_array(1, x.dtype) / x
 
 
+@variants
 def rsqrt(x: Any) -> Any:
-    """`1 / sqrt(x)`. XLA:CPU does not vectorise its own, and takes a quotient by a root for one: ten times as slow."""
-    if kind(x) != "f":
-        return lax.rsqrt(x)
-    quotient = reciprocal(x)
-    # Of -0.0 it is -inf, of -inf nan.
-    return where(x == 0, quotient, where(x < 0, as_array(math.nan, x.dtype), lax.sqrt(quotient)))
+    """`1 / sqrt(x)`."""
+    return lax.rsqrt(x)
 
 
 def _sqrt(x: Any) -> Any:

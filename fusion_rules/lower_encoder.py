@@ -60,8 +60,7 @@ def native_multi_head_attention(
 ) -> Any:  # fmt: skip
     _decline(query, mask)
     q, k, v = _project((query, key, value), qkv_weight, qkv_bias, num_head)
-    cpu = cx.out[0].device.type == "cpu"
-    out = _linear(_merge(attend(q, k, v, None, False, None, cpu)[0], query.dtype), proj_weight, proj_bias)
+    out = _linear(_merge(attend(q, k, v, None, False, None)[0], query.dtype), proj_weight, proj_bias)
     if not need_weights:
         return out
     scores = jnp.einsum("bhqe,bhke->bhqk", q, k, precision=matmul_precision(), preferred_element_type=jnp.float32)
@@ -77,11 +76,10 @@ def transformer_encoder_layer(
     mask: Any = None, mask_type: int | None = None,
 ) -> Any:  # fmt: skip
     _decline(src, mask)
-    cpu = cx.out[0].device.type == "cpu"
 
     def attention(x: jax.Array) -> jax.Array:
         q, k, v = _project((x, x, x), qkv_weight, qkv_bias, num_heads)
-        return _linear(_merge(attend(q, k, v, None, False, None, cpu)[0], x.dtype), proj_weight, proj_bias)
+        return _linear(_merge(attend(q, k, v, None, False, None)[0], x.dtype), proj_weight, proj_bias)
 
     def feed_forward(x: jax.Array) -> jax.Array:
         h = _linear(x, ffn_weight_1, ffn_bias_1).astype(accumulator(x.dtype))

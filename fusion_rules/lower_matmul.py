@@ -10,21 +10,19 @@ import numpy as np
 import torch
 from jax import lax
 
-from . import turning
 from .lowering import Context
+from .platforms import variants
 from .precision import accumulator, matmul_precision, rounded
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE
 
 # Which dimensions of the two operands are contracted, and which are batch dimensions.
 MM = (((1,), (0,)), ((), ()))
-MM_BY_ROWS = (((1,), (1,)), ((), ()))
 BMM = (((2,), (1,)), ((0,), (0,)))
 BATCHES_SUMMED = (((0, 2), (0, 1)), ((), ()))
 MV = (((1,), (0,)), ((), ()))
 DOT = (((0,), (0,)), ((), ()))
 
-ALIGNED, LARGE = 64, 1 << 16  # elements of a column, of the matrix: others are left as they are
 
 
 def product(x: jax.Array, y: jax.Array, dims: Any, dtype: Any = None) -> jax.Array:
@@ -37,28 +35,10 @@ def product(x: jax.Array, y: jax.Array, dims: Any, dtype: Any = None) -> jax.Arr
     return lax.dot_general(x, y, dims, precision=matmul_precision(), preferred_element_type=acc)
 
 
-def _matrices(cx: Context, x: jax.Array, y: jax.Array, dtype: Any = None) -> jax.Array:
+@variants
+def matrices(cx: Context, x: jax.Array, y: jax.Array, dtype: Any = None) -> jax.Array:
     """`x @ y` of matrices, not yet rounded, however they lie in memory."""
-    if x.shape[0] == 1 and any(y is each for each in cx.places.by_columns):
-        # One row times a transposed weight, in every decoder: XLA:CPU makes a product of a vector and what is added to
-        # it one loop, for which it first copies the matrix as it is asked for (1x1024x1024: 280 us, 49 so).
-        return product(x, y.T, MM_BY_ROWS, dtype)
-    return product(_left(cx, x), y, MM, dtype)
-
-
-def _left(cx: Context, x: jax.Array) -> jax.Array:
-    """The left operand of a product, its rows together in memory where the product is faster so.
-
-    A left operand that lies by columns, as in every gradient of a weight, sends the product past the fast kernels of
-    XLA:CPU, most of all where a column's stride is a power of two (float32, 1024x1024x256: 5.1 ms, 3.1 with turning it;
-    float64 twice as fast in all sizes; neither faster nor slower elsewhere).
-    """
-    long = x.shape[0] % ALIGNED == 0 and x.shape[1] >= turning.ROWS and x.size >= LARGE
-    if x.dtype not in turning.DTYPES or not long or not any(x is each for each in cx.places.by_columns):
-        return x
-    # Turned in a loop: fused with what makes it, it would be computed once more, element by element (a GPT's training
-    # step: 650 ms instead of 460).
-    return turning.turned(x.T)
+    return product(x, y, MM, dtype)
 
 
 def _times(x: jax.Array, factor: Any, acc: np.dtype) -> jax.Array:
@@ -78,7 +58,7 @@ def _affine(cx: Context, x: jax.Array, prod: jax.Array, beta: Any, alpha: Any) -
 
 @rule(["mm.default", "_int_mm.default"], OpClass.CONTRACTION)
 def mm(cx: Context, self: Any, mat2: Any) -> Any:
-    return _matrices(cx, self, mat2, np.int32 if cx.out[0].dtype == torch.int32 else None)
+    return matrices(cx, self, mat2, np.int32 if cx.out[0].dtype == torch.int32 else None)
 
 
 @rule("bmm.default", OpClass.CONTRACTION)
@@ -103,7 +83,7 @@ def vdot(cx: Context, self: Any, other: Any) -> Any:
 
 @rule("mm.dtype", OpClass.CONTRACTION)
 def mm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
-    return _matrices(cx, self, mat2, JAX_DTYPE[cx.out[0].dtype])
+    return matrices(cx, self, mat2, JAX_DTYPE[cx.out[0].dtype])
 
 
 @rule("bmm.dtype", OpClass.CONTRACTION)
@@ -113,14 +93,14 @@ def bmm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
 
 @rule("addmm.default", OpClass.CONTRACTION)
 def addmm(cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
-    return _affine(cx, self, _matrices(cx, mat1, mat2), beta, alpha)
+    return _affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
 
 
 @rule("addmm.dtype", OpClass.CONTRACTION)
 def addmm_dtype(
     cx: Context, self: Any, mat1: Any, mat2: Any, out_dtype: Any, *, beta: Any = None, alpha: Any = None
 ) -> Any:
-    return _affine(cx, self, _matrices(cx, mat1, mat2, JAX_DTYPE[cx.out[0].dtype]), beta, alpha)
+    return _affine(cx, self, matrices(cx, mat1, mat2, JAX_DTYPE[cx.out[0].dtype]), beta, alpha)
 
 
 @rule("baddbmm.default", OpClass.CONTRACTION)
@@ -178,10 +158,10 @@ def addmm_activation(
     cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None, use_gelu: bool = False
 ) -> Any:
     dtype = JAX_DTYPE[cx.out[0].dtype]
-    # ATen activates what it has rounded; on CUDA the epilogue of cublasLt is the tanh approximation.
-    y = _affine(cx, self, _matrices(cx, mat1, mat2), beta, alpha).astype(dtype).astype(accumulator(dtype))
+    # ATen activates what it has rounded.
+    y = _affine(cx, self, matrices(cx, mat1, mat2), beta, alpha).astype(dtype).astype(accumulator(dtype))
     if use_gelu:
-        return jax.nn.gelu(y, approximate=cx.out[0].device.type == "cuda")
+        return jax.nn.gelu(y, approximate=False)
     return jnp.where(y > 0, y, jnp.where(jnp.isnan(y), y, jnp.zeros((), y.dtype)))
 
 

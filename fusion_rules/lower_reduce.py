@@ -19,6 +19,7 @@ from .axes import (
     moments,
     peak,
     quotient,
+    reduced,
     running,
     sum_over,
     total,
@@ -29,7 +30,6 @@ from .lowering import Context
 from .precision import accumulator
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE
-from .steps import reduced
 
 Dims = int | Sequence[int] | None
 

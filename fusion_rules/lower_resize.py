@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .conv_forms import pad_spatial
+from .convolution import pad_spatial
 from .lowering import Context, NoLowering
 from .precision import accumulator, rounded
 from .rule import OpClass, rule

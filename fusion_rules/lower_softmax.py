@@ -38,7 +38,7 @@ def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
     x, axis = _prepared(self, dim)
     shifted = _shifted(cx, x, axis)
     sums = apart(cx, x, total(lax.exp(shifted), (axis,)))[0]
-    if axis == x.ndim - 1 and cx.out[0].device.type == "cpu":
+    if axis == x.ndim - 1:
         # ATen's kernel for the last dimension keeps the sum and its logarithm in the result's dtype.
         dtype = cx.out[0].dtype
         return lax.reshape(shifted - rounded(lax.log(rounded(sums, dtype)), dtype), self.shape)

@@ -170,7 +170,7 @@ def apply_rule(rule: Rule, cx: Context, args: Any, kwargs: dict[str, Any]) -> An
     args = [map_leaves(convert, a) for a in args]
     kwargs = {k: map_leaves(convert, v) for k, v in kwargs.items()}
     # Python numbers that were kept: promoted rows want them as numbers still (an exponent, a dimension).
-    results = rule.lower(cx, *args, **kwargs)
+    results = rule.here(cx, *args, **kwargs)
     if cx.checks and not rule.may_raise:
         raise LoweringError(f"the lowering of {rule.op} asks for checks, but its row does not say that it may raise")
     return results

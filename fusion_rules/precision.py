@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from .spec import JAX_DTYPE, Spec
+from .platforms import variants
+from .spec import JAX_DTYPE
 
 # torch names a level, XLA an algorithm at least as exact: HIGH is tf32 on GPUs and three bfloat16 passes on TPUs.
 LEVELS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
@@ -77,11 +78,22 @@ def matmul_precision() -> lax.Precision:
     return LEVELS[_matmul_level()]
 
 
-def conv_precision(out: Spec) -> lax.Precision:
-    """The precision of float32 products in convolutions: on CUDA devices torch allows tf32 unless told not to."""
-    if out.device.type == "cuda":
-        return lax.Precision.HIGH if _cudnn_tf32() else lax.Precision.HIGHEST
+@variants
+def conv_precision() -> lax.Precision:
+    """The precision of float32 products in convolutions: that of the matmul family."""
+    return matmul_precision()
+
+
+@conv_precision.on("cpu")
+def _full() -> lax.Precision:
+    """Full, as in ATen."""
     return lax.Precision.HIGHEST
+
+
+@conv_precision.on("gpu")
+def _as_cudnn() -> lax.Precision:
+    """torch allows tf32 in cuDNN's convolutions unless told not to."""
+    return lax.Precision.HIGH if _cudnn_tf32() else lax.Precision.HIGHEST
 
 
 def accumulator(dtype: torch.dtype | np.dtype | Any) -> np.dtype:

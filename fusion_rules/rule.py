@@ -7,14 +7,16 @@ Only functional overloads have rows. In-place and `out=` overloads find the row 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
+
+from . import platforms
 
 Lowering = Callable[..., Any]
 
@@ -75,6 +77,9 @@ class Rule:
     `alone`: it is a region by itself, for its last bits would depend on what it is fused with and may not.
 
     `defines` says that the op is what its row says: there is no kernel of ATen's to be asked what it takes and returns.
+
+    `own` are the lowerings of the platforms that have one of their own; `lower` is for any other. What else a row says
+    holds on every platform: it decides what is recorded, and keys.
     """
 
     op: str
@@ -87,6 +92,12 @@ class Rule:
     alone: bool = False
     note: str = ""
     defines: bool = False
+    own: Mapping[str, Lowering] = field(default_factory=dict, hash=False)
+
+    @property
+    def here(self) -> Lowering:
+        """The lowering for the platform that is lowered for: its own before the one for any."""
+        return self.own.get(platforms.current(), self.lower)
 
 
 RULES: dict[str, Rule] = {}
@@ -102,23 +113,44 @@ def rule(
     may_raise: bool = False,
     alone: bool = False,
     note: str = "",
+    platform: str = platforms.ANY,
 ) -> Callable[[Lowering], Lowering]:
     """Decorator: enter one lowering for one or several overloads, named without namespace ("add.Tensor") or with.
 
     >>> @rule("relu.default", OpClass.POINTWISE, promote=Promote.DEFAULT)
     ... def relu(cx, x): ...
+
+    With `platform`, the lowering of that platform alone, of an op whose row for any stands already.
+
+    Raises:
+        ValueError: an op has two lowerings for a platform, or none for any; there is no such platform; or the row says
+            something else than that for any but how it is lowered.
     """
 
     def enter(lower: Lowering) -> Lowering:
         for op in [ops] if isinstance(ops, str) else ops:
             name = op if op.count(".") > 1 else f"aten.{op}"
-            if name in RULES:
-                raise ValueError(f"{name} has two lowerings: {RULES[name].lower!r} and {lower!r}")
             raising = may_raise or cls in _RAISING
-            RULES[name] = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note)
+            made = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note)
+            known = RULES.get(name)
+            RULES[name] = made if known is None and platform == platforms.ANY else _joined(known, made, platform)
         return lower
 
     return enter
+
+
+def _joined(known: Rule | None, made: Rule, platform: str) -> Rule:
+    """A row with one more platform's lowering."""
+    if platform not in platforms.PLATFORMS and platform != platforms.ANY:
+        raise ValueError(f"{made.op}: there is no platform {platform!r}, only {', '.join(platforms.PLATFORMS)}")
+    if known is None:
+        raise ValueError(f"{made.op} has a lowering for {platform} and none for any platform")
+    there = known.lower if platform == platforms.ANY else known.own.get(platform)
+    if there is not None:
+        raise ValueError(f"{made.op} has two lowerings for {platform}: {there!r} and {made.lower!r}")
+    if replace(made, lower=known.lower, note=known.note, own=known.own) != known:
+        raise ValueError(f"the row of {made.op} for {platform} differs in more than its lowering from that for any")
+    return replace(known, own={**known.own, platform: made.lower})
 
 
 # In-place ops that do not look at what they overwrite, by the names of their schemas.

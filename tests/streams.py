@@ -26,7 +26,7 @@ from fused_eager.frontends.context.intercept import FrontDoor
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
-from fused_eager.lowering import row_blocks, stages
+from fused_eager.lowering.xla_cpu import row_blocks, stages
 from fused_eager.memory import scratch
 from fused_eager.memory.buffers import TABLE, Home
 from fused_eager.planning.plan import make_plan

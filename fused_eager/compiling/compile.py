@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import SingleDeviceSharding
 
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.platforms import lowering_for
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
@@ -23,8 +24,8 @@ from ..bounded import Bounded
 from ..devices.device import Device
 from ..devices.host import HOST
 from ..log.events import LOG
-from ..lowering import row_blocks
 from ..lowering.lower import Function
+from ..lowering.rewrites import REWRITE
 from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
@@ -104,13 +105,13 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
     return keeper.load_or_make(computation, bounds, progress, make, settings.device)
 
 
-def trace(computation: Computation, bounds: bool) -> ClosedJaxpr:
-    """A region's function, traced.
+def trace(computation: Computation, bounds: bool, platform: str = "cpu") -> ClosedJaxpr:
+    """A region's function, traced as it is lowered for a platform.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
-    with tracing_for():
+    with tracing_for(), lowering_for(platform):
         return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*_arguments(computation))
 
 
@@ -147,8 +148,10 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = function, ""
-        if device.has_memory and row_blocks.may_gain(avals, _is_pointwise(computation)):
-            traced, blocks = row_blocks.in_blocks(jax.make_jaxpr(function)(*avals), donated)
+        if REWRITE.here is not None:
+            may_gain, rewritten = REWRITE.here
+            if may_gain(avals, _is_pointwise(computation)):
+                traced, blocks = rewritten(jax.make_jaxpr(function)(*avals), donated)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
@@ -206,7 +209,8 @@ def tracing_for(device: Device = HOST) -> Iterator[None]:
     where the device is only a target."""
     option = getattr(jax._src.config, "traceback_in_locations_limit", None)
     here = device.xla if device.is_here else xla.device()
-    with xla.enable_x64(True), jax.default_device(here), nullcontext() if option is None else option(0):
+    unnamed = nullcontext() if option is None else option(0)
+    with xla.enable_x64(True), jax.default_device(here), lowering_for(device.xla.platform), unnamed:
         yield
 
 

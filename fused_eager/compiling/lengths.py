@@ -23,8 +23,8 @@ from ..bounded import Bounded
 from ..log.events import LOG
 from ..log.site import describe
 from ..lowering.lower import NodeFailed
-from ..lowering.row_blocks import cut
 from ..lowering.straight_line import Numbering, Program, flatten
+from ..lowering.xla_cpu.row_blocks import cut
 from ..memory.borrow import Home, nbytes_of
 from ..planning.plan import Region, Work
 from ..tracing.stream import Stream

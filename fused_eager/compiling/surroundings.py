@@ -68,12 +68,15 @@ def lowering_digest() -> str:
     packages, modules = (fusion_rules, lowering), (
         apart, canonical, compiling, executable, forms, room, strip, xla, xla_process
     )
-    files = [path for package in packages for path in Path(package.__file__ or "").parent.glob("*.py")]
-    files += [Path(module.__file__ or "") for module in modules]
+    files: dict[Path, str] = {}
+    for package in packages:
+        folder = Path(package.__file__ or "").parent
+        files.update({path: f"{package.__name__}/{path.relative_to(folder)}" for path in folder.rglob("*.py")})
+    files.update({path: path.name for path in (Path(module.__file__ or "") for module in modules)})
     total = hashlib.sha256(b"fused-eager/lowering/1\0")
     try:
-        for path in sorted(files, key=lambda p: p.name):
-            total.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        for path, name in sorted(files.items(), key=lambda item: item[1]):
+            total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     except OSError as error:
         raise Unencodable("lowering", f"the library's own source cannot be read: {error}") from error
     return total.hexdigest()

@@ -13,12 +13,12 @@ from jax import lax
 
 from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lower import lower
-from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, Places, map_leaves
+from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
-from .images import Images
+from .rewrites import LAYOUTS
 
 
 class NodeFailed(Exception):
@@ -55,7 +55,7 @@ class Function:
         self.sources.clear()
         numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
         source = {float: floats, int: ints}
-        images = Images(self.nodes, self.region)
+        layouts = LAYOUTS.here(self.nodes, self.region)
         for i in self.region.nodes:
             node = self.nodes[i]
             scalars = [Hoisted(source[type(s)][next(numbers[type(s)])], type(s)) for s in node.scalars]
@@ -70,8 +70,8 @@ class Function:
                     raise NodeFailed(i, f"a view cannot be lowered: {error}") from error
                 if use.start is None:
                     views[use] = reads[-1]
-            self._node(i, node, reads, scalars, homes, images)
-            images.passed(node)
+            self._node(i, node, reads, scalars, homes, layouts)
+            layouts.passed(node)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
         return [_by_rows(homes[v]) for v in self.region.outputs], flags
@@ -83,7 +83,7 @@ class Function:
         reads: list[jax.Array],
         scalars: list[Hoisted],
         homes: dict[int, jax.Array],
-        images: Images,
+        layouts: Any,
     ) -> None:
         def fill(leaf: Any) -> Any:
             if isinstance(leaf, Ref):
@@ -96,14 +96,9 @@ class Function:
         args = [map_leaves(fill, a) for a in node.args]
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
         specs = tuple(r.spec for r in node.results)
-        places = Places(
-            by_columns=[x for use, x in zip(node.uses, reads, strict=True) if use.geometry.is_by_columns],
-            by_planes=[x for x, is_so in zip(reads, images.by_planes(node), strict=True) if is_so],
-            is_kept=images.is_kept(node),
-        )
         try:
             with apart(self._reads_apart(node)):
-                values, checks = lower(node.twin, args, kwargs, specs, self.bounds, places)
+                values, checks = lower(node.twin, args, kwargs, specs, self.bounds, layouts.places(node, reads))
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:

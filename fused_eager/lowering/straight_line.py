@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from ..xla import device
-
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
           "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
 
@@ -159,7 +157,7 @@ def without_repeats(program: Program) -> Program:
 
 def _of_platform(eqn: Any) -> ClosedJaxpr:
     named = enumerate(eqn.params["branches_platforms"])
-    return eqn.params["branches"][next(i for i, names in named if names is None or device().platform in names)]
+    return eqn.params["branches"][next(i for i, names in named if names is None or "cpu" in names)]
 
 
 def _only_reshapes(eqn: Any) -> bool:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from fused_eager.fusion_rules.platforms import VARIANTS
+from fused_eager.fusion_rules.rule import RULES
 
 from ..config import OPTIONS, spell
 from ..log.reasons import CODES
+from ..lowering import rewrites
 from .schema import COMMON, KINDS, VERSION, Field
 
 _FAMILIES = {
@@ -104,7 +109,48 @@ def options() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"reasons.md": reasons, "event_log.md": event_log, "options.md": options}
+def platforms() -> str:
+    """`docs/platforms.md`: what is lowered otherwise on one platform than on another."""
+    lines = [
+        "# Platforms",
+        "",
+        "A lowering is written once, for any platform that XLA compiles for. Where one platform has a better way, it",
+        "has a *variant*. There is one rule of precedence: a platform's own variant comes before the one for any.",
+        "This page is made from the tables in `fusion_rules` (`python -m fused_eager.reporting.pages` writes it).",
+        "",
+        "## Rows",
+        "",
+        f"{len(RULES)} ops have a row; all but these are lowered alike everywhere.",
+        "",
+        "| op | platform | lowered by |",
+        "|---|---|---|",
+    ]
+    for name, row in sorted(RULES.items()):
+        lines += [f"| `{name}` | {platform} | {_first_line(own)} |" for platform, own in sorted(row.own.items())]
+    lines += ["", "## What rows share", "", "| what | platform | variant |", "|---|---|---|"]
+    shared = {**VARIANTS, **{v.name: v for v in (rewrites.LAYOUTS, rewrites.REWRITE)}}
+    for name, each in sorted(shared.items()):
+        lines += [f"| `{name}` | any | {_first_line(each.any)} |"]
+        lines += [f"| | {p} | {each.why or _first_line(own)} |" for p, own in sorted(each.own.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _first_line(of: Any) -> str:
+    """What a variant is, in a line: its docstring's first sentence, or its value."""
+    if not callable(of):
+        return "nothing" if of is None else f"`{of}`"
+    text = " ".join((of.__doc__ or "").split("\n\n")[0].split())
+    module = of.__module__.removeprefix("fused_eager.")
+    plain = text and not of.__module__.startswith("jax")
+    return text.partition(". ")[0].rstrip(".") if plain else f"`{module}.{of.__name__}`"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reasons.md": reasons,
+    "event_log.md": event_log,
+    "options.md": options,
+    "platforms.md": platforms,
+}
 
 
 def main(folder: Path) -> int:

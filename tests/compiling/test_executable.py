@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules import turning
+from fused_eager.fusion_rules.xla_cpu import turning
 from jax.experimental import layout
 
 from fused_eager.compiling import executable

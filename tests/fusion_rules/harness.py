@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from fused_eager.fusion_rules import platforms
 from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, leaves, map_leaves
 from fused_eager.fusion_rules.rule import functional_twin, hoisted_names
@@ -67,7 +68,7 @@ class Given:
 
 @functools.lru_cache(256)
 def _compiled(
-    op: Any, tree: Any, given: tuple[Given | None, ...], avals: tuple[Any, ...], targets: tuple[Spec, ...]
+    op: Any, tree: Any, given: tuple[Given | None, ...], avals: tuple[Any, ...], out: tuple[Spec, ...], platform: str
 ) -> tuple[Callable[..., Any], list[Check]]:
     """A function of the arrays among an op's arguments (None in `given`), and the checks that tracing it finds.
 
@@ -78,7 +79,8 @@ def _compiled(
     def run(*arrays: Any) -> Any:
         rest = iter(arrays)
         args, kwargs = jax.tree.unflatten(tree, [next(rest) if g is None else g.value for g in given])
-        results, found = lower(op, args, kwargs, targets)
+        with platforms.lowering_for(platform):  # it may be traced when another is lowered for
+            results, found = lower(op, args, kwargs, out)
         checks[:] = found
         return results, [(c.bad, c.value) for c in found]
 
@@ -127,7 +129,7 @@ def traced(op: Any, given: list[Any], named: dict[str, Any], targets: list[torch
         arrays = [v for v in flat if isinstance(v, jax.Array)]
         constants = tuple(None if isinstance(v, jax.Array) else Given(v) for v in flat)
         specs = tuple(spec_of(t) for t in targets)
-        run, checks = _compiled(op, tree, constants, tuple(a.aval for a in arrays), specs)
+        run, checks = _compiled(op, tree, constants, tuple(a.aval for a in arrays), specs, platforms.current())
         run.trace(*arrays)  # type: ignore[attr-defined]
     wanted = [t.detach().resolve_conj().resolve_neg().clone() for t in targets]
     return Awaited(str(op), wanted, run, arrays, checks)

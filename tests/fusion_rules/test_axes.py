@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules.axes import (
-    CACHED,
     again,
     apart,
     average,
@@ -21,7 +20,9 @@ from fused_eager.fusion_rules.axes import (
     quotient,
 )
 from fused_eager.fusion_rules.lowering import Context
+from fused_eager.fusion_rules.platforms import lowering_for
 from fused_eager.fusion_rules.spec import Spec
+from fused_eager.fusion_rules.xla_cpu.steps import CACHED
 
 from fused_eager.xla import enable_x64
 
@@ -92,8 +93,9 @@ def test_barriers_change_no_value() -> None:
 def test_loops_are_cut_on_cpu_for_arrays_that_fit_a_cache() -> None:
     small, large = jax.ShapeDtypeStruct((4, 4), np.float32), jax.ShapeDtypeStruct((4, CACHED), np.float32)
 
-    def cuts(x: Any, device: str) -> int:
-        text = str(jax.make_jaxpr(lambda x: apart(context(device), x, x.max(1, keepdims=True)))(x))
+    def cuts(x: Any, platform: str) -> int:
+        with lowering_for(platform):
+            text = str(jax.make_jaxpr(lambda x: apart(context(), x, x.max(1, keepdims=True)))(x))
         return text.count("optimization_barrier")
 
     assert cuts(small, "cpu") == 1 and cuts(large, "cpu") == 0 and cuts(small, "cuda") == 0

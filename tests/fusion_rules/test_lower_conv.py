@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules import lower_conv
-from fused_eager.fusion_rules.conv_forms import Depthwise, Native, Patches, Pointwise, Split
+from fused_eager.fusion_rules.convolution import Native
 from fused_eager.fusion_rules.lower import lower
-from fused_eager.fusion_rules.lower_conv import choose, window
+from fused_eager.fusion_rules.lower_conv import window
 from fused_eager.fusion_rules.lowering import NoLowering
 from fused_eager.fusion_rules.spec import spec_of
-from fused_eager.fusion_rules.winograd import Winograd
+from fused_eager.fusion_rules.xla_cpu import conv_choice
+from fused_eager.fusion_rules.xla_cpu.conv_choice import choose
+from fused_eager.fusion_rules.xla_cpu.conv_forms import Depthwise, Patches, Pointwise, Split
+from fused_eager.fusion_rules.xla_cpu.winograd import Winograd
 
 from fused_eager.xla import enable_x64
 
@@ -66,7 +68,7 @@ def test_forms(geometry: str, form: str) -> None:
     y = A.convolution(x, w, None, *rest)
     dy = torch.randn_like(y)
     dx, dw, _ = A.convolution_backward(dy, x, w, None, *rest, [True, True, False])
-    win = window(size, y.shape[2:], kernel, stride, padding, dilation, groups, spec_of(y))
+    win = window(size, y.shape[2:], kernel, stride, padding, dilation, groups)
     run = FORMS[form]
 
     @jax.jit
@@ -151,16 +153,14 @@ def test_half_types_accumulate_in_float32() -> None:
 ])  # fmt: skip
 def test_choice(shape: Any, weight: Any, product: str, form: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Geometries whose best form was measured: a change here wants a measurement."""
-    monkeypatch.setattr(lower_conv, "threads", lambda: 1)
+    monkeypatch.setattr(conv_choice, "threads", lambda: 1)
     padding = (weight[2] // 2,) * 2
-    spec = spec_of(torch.empty(1))
-    win = window(shape[2:], shape[2:], weight[2:], (1, 1), padding, (1, 1), shape[1] // weight[1], spec)
+    win = window(shape[2:], shape[2:], weight[2:], (1, 1), padding, (1, 1), shape[1] // weight[1])
     channels = shape[1], weight[0]
-    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), CPU), form)
-    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), torch.device("cuda")), Native)
-    monkeypatch.setattr(lower_conv, "threads", lambda: 2)  # XLA shares out a convolution, and no loop inside of another
+    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32)), form)
+    monkeypatch.setattr(conv_choice, "threads", lambda: 2)  # XLA shares out a convolution, no loop inside of another
     several = Native if form is Winograd else form
-    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32), CPU), several)
+    assert isinstance(choose(product, win, shape[0], channels, np.dtype(np.float32)), several)
 
 
 def test_conv_tbc() -> None:

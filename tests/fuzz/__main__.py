@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 import torch
 
-from fused_eager.lowering import row_blocks, stages
+from fused_eager.lowering.xla_cpu import row_blocks, stages
 from fused_eager.memory import scratch
 from fused_eager.tracing import trace
 from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere, restless

@@ -15,6 +15,7 @@ import torch
 
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.geometry import read, reinterpret
+from fused_eager.fusion_rules.platforms import ANY, lowering_for
 from fused_eager.fusion_rules.rowwise import MAKERS, Rows, params_of_block
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
@@ -104,7 +105,7 @@ def rows_are_apart(whole: Whole, block: Whole, count: int, size: int) -> str:
     rows = Rows((count,), size)
     try:
         with precision.as_of(whole.stage.work.switches):
-            every, some = (flatten(trace(w.computation(), False)) for w in (whole, block))
+            every, some = (flatten(trace(w.computation(), False, ANY)) for w in (whole, block))
     except NodeFailed as failed:
         return failed.reason
     by_rows = {v for v in (*every.inputs, *every.constants) if rows.axes(every.avals[v].shape)}
@@ -164,7 +165,7 @@ def exported(
     """
     from jax import export
 
-    with enable_x64(True):
+    with enable_x64(True), lowering_for(platforms[0] if len(platforms) == 1 else ANY):
         try:
             made = export.export(jax.jit(function), platforms=tuple(platforms))(list(weights), list(inputs))
         except ExportError:

@@ -37,11 +37,10 @@ from fused_eager.fusion_rules.rowwise import (
     params_of_block,
     row_axes,
 )
-from fused_eager.fusion_rules.steps import largest_divisor
+from fused_eager.fusion_rules.xla_cpu.steps import largest_divisor
 
-from ..xla import device
+from ..straight_line import Program, Step, flatten, without_repeats
 from .stages import Stages, planned
-from .straight_line import Program, Step, flatten, without_repeats
 
 LARGE = 8 << 20  # bytes of the largest value: below, a second pass finds it in a cache
 STAGED = 256 << 10  # and of those for which a chain of elementwise steps is worth several loops
@@ -178,7 +177,7 @@ def may_gain(arguments: Sequence[jax.ShapeDtypeStruct], is_pointwise: bool) -> b
     it is not: XLA:CPU cuts no loop inside of another for them (two threads, the same layer norm: 24 ms as it is, 27 in
     blocks)."""
     least = STAGED if is_pointwise else LARGE
-    return device().platform == "cpu" and threads() == 1 and any(_nbytes(a) >= least for a in arguments)
+    return threads() == 1 and any(_nbytes(a) >= least for a in arguments)
 
 
 def _nbytes(aval: Any) -> int:

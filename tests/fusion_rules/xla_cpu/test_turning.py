@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fused_eager.fusion_rules.turning import ROWS, by_pixels, by_planes, turned
+from fused_eager.fusion_rules.xla_cpu.turning import ROWS, by_pixels, by_planes, turned
 
 from fused_eager.xla import enable_x64
 

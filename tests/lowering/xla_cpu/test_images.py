@@ -10,7 +10,7 @@ from torch import nn
 
 from fused_eager import fused_eager
 from fused_eager.lowering import lower
-from fused_eager.lowering.images import Images
+from fused_eager.lowering.xla_cpu.images import Images
 from fused_eager.planning.plan import Region
 from fused_eager.tracing.stream import Node, Use
 from tests.streams import END, aten, geometry, node

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fused_eager.fusion_rules import trigonometry
-from fused_eager.fusion_rules.trigonometry import WORTHWHILE
+from fused_eager.fusion_rules.xla_cpu.trigonometry import WORTHWHILE
 from jax import lax
 
 from fused_eager.xla import enable_x64

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..convolution import Window, pad_spatial
 from . import turning
-from .conv_forms import Window, pad_spatial
 from .steps import BLOCK, largest_divisor
 
 Edges = Sequence[tuple[int, int]]  # zeros before and after the rows, and the columns

@@ -17,9 +17,9 @@ from fused_eager.fusion_rules.elementwise import elementwise
 from jax import lax
 
 from fused_eager import fused_eager, sync
-from fused_eager.lowering import row_blocks
-from fused_eager.lowering.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
 from fused_eager.lowering.straight_line import Numbering, flatten, without_repeats
+from fused_eager.lowering.xla_cpu import row_blocks
+from fused_eager.lowering.xla_cpu.row_blocks import Blocked, candidates, cut, gains, in_blocks, spread
 from fused_eager.xla import enable_x64
 from tests.streams import all_rows_in_blocks, events
 

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules import latencies
 from fused_eager.fusion_rules.elementwise import elementwise
 from fused_eager.fusion_rules.rowwise import ELEMENTWISE, Rows
+from fused_eager.fusion_rules.xla_cpu import latencies
 from jax import lax
 
 from fused_eager import fused_eager, sync
-from fused_eager.lowering import row_blocks, stages
-from fused_eager.lowering.row_blocks import Blocked, in_blocks
-from fused_eager.lowering.stages import Stages, planned, stored
 from fused_eager.lowering.straight_line import Program, flatten
+from fused_eager.lowering.xla_cpu import row_blocks, stages
+from fused_eager.lowering.xla_cpu.row_blocks import Blocked, in_blocks
+from fused_eager.lowering.xla_cpu.stages import Stages, planned, stored
 from fused_eager.xla import enable_x64
-from tests.lowering.test_row_blocks import agree
+from tests.lowering.xla_cpu.test_row_blocks import agree
 from tests.streams import all_rows_in_blocks, events
 
 X = np.random.default_rng(0).standard_normal(48, np.float32)

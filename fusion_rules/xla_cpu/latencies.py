@@ -1,6 +1,6 @@
 """Latencies: for how many cycles a core waits for what a JAX primitive computes, in a vectorised loop of XLA:CPU.
 
-Rough figures, for they decide only where one loop becomes two (`fused_eager.lowering.stages`): those of the
+Rough figures, for they decide only where one loop becomes two (`fused_eager.lowering.xla_cpu.stages`): those of the
 instructions that XLA's own polynomials consist of (Agner Fog, Instruction tables), checked against chains of each on a
 Zen 4.
 """

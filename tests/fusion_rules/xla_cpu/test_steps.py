@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from fused_eager.fusion_rules.axes import sum_over
-from fused_eager.fusion_rules.steps import reduced
+from fused_eager.fusion_rules.xla_cpu.steps import reduced
 from jax import lax
 
 from fused_eager import xla

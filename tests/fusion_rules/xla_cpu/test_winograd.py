@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from fused_eager.fusion_rules import lower_conv, turning, winograd
-from fused_eager.fusion_rules.conv_forms import Native, Window
+from fused_eager.fusion_rules.convolution import Native, Window
 from fused_eager.fusion_rules.lower_conv import window
-from fused_eager.fusion_rules.spec import spec_of
-from fused_eager.fusion_rules.winograd import Steps, Winograd
+from fused_eager.fusion_rules.xla_cpu import conv_choice, turning, winograd
+from fused_eager.fusion_rules.xla_cpu.winograd import Steps, Winograd
 from torch import nn
 
 from fused_eager import fused_eager
@@ -30,7 +29,7 @@ def three(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, padding: tuple[int
     rest = ([1, 1], padding, [1, 1], False, [0, 0], 1)
     y = A.convolution(x, w, None, *rest)
     dx, dw, _ = A.convolution_backward(dy, x, w, None, *rest, [True, True, False])
-    win = window(x.shape[2:], y.shape[2:], (3, 3), (1, 1), padding, (1, 1), 1, spec_of(x))
+    win = window(x.shape[2:], y.shape[2:], (3, 3), (1, 1), padding, (1, 1), 1)
     with enable_x64(True):
         found = compiled(win, winograd.STEP_BYTES)(x.numpy(), w.numpy(), dy.numpy())
         return [np.asarray(t) for t in found], [y.numpy(), dx.numpy(), dw.numpy()]
@@ -106,7 +105,7 @@ def test_weights_that_are_not_finite_are_left_to_xla() -> None:
     """Which multiplies the zeros around an image by them, and ATen does not."""
     x, w, dy = operands(2, (5, 18), (9, 8), (1, 1), torch.float32)
     w[1, 3, 1, 2] = math.inf
-    win = window(x.shape[2:], dy.shape[2:], (3, 3), (1, 1), (1, 1), (1, 1), 1, spec_of(x))
+    win = window(x.shape[2:], dy.shape[2:], (3, 3), (1, 1), (1, 1), (1, 1), 1)
     x, w, dy = (jnp.asarray(t.numpy()) for t in (x, w, dy))
     for product, a, b in (("forward", x, w), ("input_grad", dy, w)):
         found, expected = (jax.jit(partial(getattr(form, product), win))(a, b) for form in (Winograd(), Native(True)))
@@ -126,7 +125,7 @@ def test_sums_that_overflow_only_on_the_way() -> None:
 @pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_net_of_them_trains_as_eager_does(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the rows that choose them, whichever way images lie."""
-    monkeypatch.setattr(lower_conv, "threads", lambda: 1)
+    monkeypatch.setattr(conv_choice, "threads", lambda: 1)
     used: list[str] = []
 
     class Watched(Winograd):
@@ -134,7 +133,7 @@ def test_a_net_of_them_trains_as_eager_does(transposed: bool, monkeypatch: pytes
             used.append(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr(lower_conv, "Winograd", Watched)
+    monkeypatch.setattr(conv_choice, "Winograd", Watched)
     make = nn.ConvTranspose2d if transposed else nn.Conv2d
 
     def run() -> list[torch.Tensor]:
@@ -157,7 +156,7 @@ def test_a_net_of_them_trains_as_eager_does(transposed: bool, monkeypatch: pytes
 def test_nothing_is_turned_between_two() -> None:
     """What is computed of one convolution for the next is computed by pixels, once."""
     x, w = jnp.ones((4, 32, 12, 12)), jnp.ones((32, 32, 3, 3))
-    win = window((12, 12), (12, 12), (3, 3), (1, 1), (1, 1), (1, 1), 1, spec_of(torch.empty(1)))
+    win = window((12, 12), (12, 12), (3, 3), (1, 1), (1, 1), (1, 1), 1)
 
     def program(x: Any, w: Any) -> Any:
         y = Winograd().forward(win, turning.by_pixels(x), w)
@@ -171,7 +170,7 @@ def test_nothing_is_turned_between_two() -> None:
 
 def test_weights_do_not_wait_from_the_beginning_on() -> None:
     """A net of eight layers takes no more memory at once than one of two, whose weights would be fewer."""
-    win = window((8, 8), (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, spec_of(torch.empty(1)))
+    win = window((8, 8), (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1)
 
     def net(x: jax.Array, *weights: jax.Array) -> jax.Array:
         for w in weights:

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fused_eager.fusion_rules.elementwise import OPAQUE
-from fused_eager.fusion_rules.latencies import CALLED, CHEAP, FREE, latency
 from fused_eager.fusion_rules.rowwise import ELEMENTWISE, Rows
+from fused_eager.fusion_rules.xla_cpu.latencies import CALLED, CHEAP, FREE, latency
 
-from .straight_line import Program, Step
+from ..straight_line import Program, Step
 
 AT_ONCE = 120  # cycles that a core waits in a loop without losing time, as it is computing other numbers meanwhile
 REST = 40  # cycles that are worth a loop of their own

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import layout
 
+from ..indexing import unsigned
+
 ROWS = 16  # that are turned at once: a line of the cache in the result. So it takes 0.1 ms for 1 MB
 DTYPES = (np.float32, np.float64)  # that XLA:CPU has fast kernels for, which want their operands one way
 
@@ -37,13 +39,6 @@ def turned(x: jax.Array, count: int = 1) -> jax.Array:
     # It begins with a copy of the operand, of which nothing stays: memory for zeros would be taken when the region
     # begins, and of anything that is computed XLA compiles a loop.
     return lax.fori_loop(0, count * blocks, turn, x.reshape(count * c, r))
-
-
-def unsigned(i: jax.Array) -> jax.Array:
-    """What counts the turns of a loop, as a number that nobody has to expect to be negative where it is divided, or is
-    a place in an array: that takes three times the instructions, of which XLA compiles and keeps each. A negative one
-    becomes one beyond any array."""
-    return lax.convert_element_type(i, np.dtype(f"u{i.dtype}"))
 
 
 def transposed(x: jax.Array, count: int = 1) -> jax.Array:

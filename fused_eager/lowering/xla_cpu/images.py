@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import jax
+
+from fused_eager.fusion_rules.lowering import Places
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from ..planning.plan import Region
-from ..tracing.stream import Node
+from ...planning.plan import Region
+from ...tracing.stream import Node
 
 IMAGE = 3  # dimensions, at least: images, channels, and one for pixels
 
@@ -27,6 +30,14 @@ class Images:
         for i in region.nodes:
             self._readers.update({use.vid for use in nodes[i].uses})
         self._planes = set(region.inputs)
+
+    def places(self, node: Node, reads: Sequence[jax.Array]) -> Places:
+        """How the operands of a node lie in memory, and what becomes of its results."""
+        return Places(
+            by_columns=[x for use, x in zip(node.uses, reads, strict=True) if use.geometry.is_by_columns],
+            by_planes=[x for x, is_so in zip(reads, self.by_planes(node), strict=True) if is_so],
+            is_kept=self.is_kept(node),
+        )
 
     def is_kept(self, node: Node) -> bool:
         """Whether the result of a convolution is to lie by planes: others read it than one node of this region."""
