@@ -60,6 +60,13 @@ CODES: dict[str, Code] = {
             "if step % 100 == 0:\n    radius = torch.linalg.eigvals(a).abs().max()",
         ),
         Code(
+            "sync.collective",
+            "a collective of a device's tensors reads their values on the host",
+            "fewer and larger collectives: a bucket instead of a tensor each",
+            "for p in model.parameters():\n    dist.all_reduce(p.grad)",
+            "model = DistributedDataParallel(model)  # all-reduces buckets while backward runs",
+        ),
+        Code(
             "sync.thread",
             "another thread needs a pending value",
             "hand over finished tensors",

@@ -15,7 +15,7 @@ from typing import Any
 from ..log.events import Event
 from ..log.reasons import ELSEWHERE, NOT_COMPILED
 from .reading import Process
-from .rows import Built, Compile, Cut, Island, Line, Region, Sync
+from .rows import Built, Collective, Compile, Cut, Island, Line, Region, Sync
 
 Where = tuple[str, str, str]  # reason code, detail, site
 
@@ -58,6 +58,7 @@ class Facts:
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what `verify` found
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
+    collectives: dict[tuple[str, str], Collective] = field(default_factory=dict)  # by op and line
     contests: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
@@ -289,6 +290,12 @@ class Adder:
             self.facts.islands.append(island)
             self._islands_at.setdefault((d["op"], d["site"]), []).append(island)
         island.count += d.get("times", 1)
+
+    def _collective(self, process: int, event: Event, d: dict[str, Any]) -> None:
+        row = self.facts.collectives.setdefault((d["op"], d["site"]), Collective(d["op"], d["site"], d["ranks"]))
+        row.count += 1
+        row.bytes += d["bytes"]
+        row.seconds += d["seconds"]
 
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = ""

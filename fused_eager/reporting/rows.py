@@ -38,6 +38,18 @@ class Sync:
 
 
 @dataclass
+class Collective:
+    """All collectives of one op at one line: how many, their bytes, and the seconds from start to end."""
+
+    op: str
+    site: str
+    ranks: int
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
 class Compile:
     """One compilation. `code` is the number of what it made, as plans name it; `runs` counts how often that has run."""
 

@@ -286,6 +286,18 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "collective",
+            "A collective of a device's tensors has been done: started, carried out by the host's group, and its "
+            "results put on the device.",
+            (
+                Field("op", "text", "the op of c10d"),
+                Field("bytes", "integer", "of all tensors that this rank gave it"),
+                Field("ranks", "integer", "how many there are in the group"),
+                Field("seconds", "number", "from its start to its results; the program may have gone on meanwhile"),
+                Field("site", "text", "the line"),
+            ),
+        ),
+        Kind(
             "pace",
             "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively: "
             "here, or by a process before. Or that of a turn of a loop, up to an optimizer step, which is several.",

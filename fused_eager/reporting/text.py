@@ -208,6 +208,11 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         lines += ["", "Ops that ran natively:"]
         for i in top(f.islands, "count", ROWS):
             lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
+    if f.collectives:
+        lines += ["", "Collectives of device tensors (how often, bytes each, time of each):"]
+        for each in top(list(f.collectives.values()), "seconds", ROWS):
+            what = f"{amount(each.bytes / each.count)}, {duration(each.seconds / each.count)}, {each.ranks} ranks"
+            lines.append(f"  {each.count:6} x {each.op} at {short(each.site)}: {what}"[:WIDTH])
     if f.choices:
         lines += ["", 'The faster way, measured (fused has to win by 5 %; native="never" always fuses):']
         for c in list(f.choices.values())[:ROWS]:

@@ -20,6 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
+from ..collectives import kernels as collectives
 from ..context import leaving
 from . import autocast, backend, kernels, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped
@@ -64,6 +65,7 @@ def register(name: str = DEFAULT) -> int:
         kernels.register()
         autocast.register()
         modules.patch(name)
+        collectives.register(name)
         os.register_at_fork(after_in_child=refuse_here)
         leaving.arrange()
         _registered.append(name)

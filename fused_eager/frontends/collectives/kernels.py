@@ -1,0 +1,239 @@
+"""Kernels of collectives: what torch calls for each op of `c10d` on tensors of a device.
+
+The values that a collective reads are fetched, the host's own group does the work, and what it writes is put on the
+device. The work runs beside the program: `wait`, or whoever is handed the future, has the results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+from torch import distributed
+from torch._C import _distributed_c10d as c10d
+
+from fused_eager.fusion_rules.lowering import map_leaves
+
+from ...log import site
+from ...log.events import LOG
+from ...log.reasons import Reason
+from ...quiet import as_eager
+from ..device import transfers
+from ..device.transfers import is_ours
+from .table import COLLECTIVES, Collective
+
+Tensor = torch.Tensor
+
+
+class Copies:
+    """What the host's group works on, instead of a device's tensors, and the way back."""
+
+    def __init__(self, row: Collective, place: str):
+        self.row = row
+        self.reason = Reason("sync.collective", row.op, place)
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of a device's tensor
+        self._written: list[tuple[Tensor, Tensor]] = []
+
+    def of(self, name: str, value: Any) -> Any:
+        """An argument as the host's group takes it."""
+        if name in self.row.reads or name in self.row.updates or name in self.row.writes:
+            return map_leaves(lambda leaf: self._twin(name, leaf) if is_ours(leaf) else leaf, value)
+        return value
+
+    def _twin(self, name: str, t: Tensor) -> Tensor:
+        found = self._twins.get(id(t))
+        if found is None:
+            with as_eager():
+                if name in self.row.writes:
+                    twin = torch.empty(t.shape, dtype=t.dtype)
+                else:
+                    twin = transfers.to_host(t, self.reason).contiguous()
+                    if name in self.row.updates:
+                        twin = twin.clone()
+            found = self._twins[id(t)] = t, twin
+        if name not in self.row.reads and not any(found[0] is t for t, _ in self._written):
+            self._written.append(found)
+        return found[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors that are taken."""
+        return sum(twin.nbytes for _, twin in self._twins.values())
+
+    def put_back(self) -> list[Tensor]:
+        """Give the device's tensors what has been written; they are returned."""
+        for t, twin in self._written:
+            transfers.copy_(t, twin)
+        return [t for t, _ in self._written]
+
+
+class DeviceWork(c10d.Work):
+    """The work of the host's group, after which its results are put on the device: by whoever waits for it, or who
+    asked for its future (DDP does), once.
+
+    C++ holds its own half alone, which without this one would wait forever: it is kept until it is finished.
+    """
+
+    _kept: ClassVar[set[DeviceWork]] = set()
+
+    def __init__(self, work: Any, finish: Callable[[], list[Tensor]]):
+        super().__init__()
+        self._work, self._finish = work, finish
+        self._once = threading.Lock()
+        self._results: list[Tensor] | None = None
+        self._future: Any = None
+        self._kept.add(self)
+
+    def _finished(self) -> list[Tensor]:
+        with self._once:
+            if self._results is None:
+                try:
+                    with torch.no_grad():
+                        self._results = self._finish()
+                finally:
+                    self._kept.discard(self)
+        return self._results
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the results are on the device.
+
+        Raises:
+            RuntimeError: what the host's group raises, where a rank has gone or time is over.
+        """
+        if self._results is None:
+            try:
+                self._work.wait(timeout) if timeout else self._work.wait()
+            except BaseException:
+                self._kept.discard(self)
+                raise
+            self._finished()
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would not have to wait for other ranks."""
+        return self._results is not None or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it has been completed without an error."""
+        return self._results is not None or bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """What the host's group failed with, if it has."""
+        return self._work.exception()
+
+    def source_rank(self) -> int:
+        """Whose message was received."""
+        return int(self._work._source_rank())
+
+    _source_rank = source_rank
+
+    def result(self) -> list[Tensor]:
+        """The tensors that were written."""
+        self.wait()
+        return self._finished()
+
+    def get_future(self) -> Any:
+        """A future of `result`. What the host's group has none for (sending, receiving) is waited for."""
+        if self._future is None:
+            try:
+                self._future = self._work.get_future().then(self._followed)
+            except RuntimeError:
+                self._future = torch.futures.Future()
+                self._future.set_result(self.result())
+        return self._future
+
+    def _followed(self, done: Any) -> list[Tensor]:
+        try:
+            done.value()  # raises what the group raised
+        except BaseException:
+            self._kept.discard(self)
+            raise
+        return self._finished()
+
+
+def _finished(row: Collective, copies: Copies, group: Any, started: float) -> Callable[[], list[Tensor]]:
+    place, nbytes = str(copies.reason.site), copies.nbytes
+
+    def finish() -> list[Tensor]:
+        results = copies.put_back()
+        seconds = time.monotonic() - started
+        LOG.emit("collective", op=row.op, bytes=nbytes, ranks=group.size(), seconds=seconds, site=place)
+        return results
+
+    return finish
+
+
+def _kernel(row: Collective) -> Callable[..., Any]:
+    op = getattr(torch.ops.c10d, row.op).default
+    names = [a.name for a in op._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        copies = Copies(row, site.describe(site.here()))
+        named = {name: copies.of(name, value) for name, value in given.items()}
+        group = c10d.ProcessGroup.unbox(given["process_group"])
+        _serve_the_host(group)
+        started = time.monotonic()
+        out = op(**named)
+        boxed = out[-1] if isinstance(out, tuple) else out
+        if boxed is None:
+            return None  # a monitored barrier
+        work = DeviceWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started)).boxed()
+        return (given[names[0]], work) if isinstance(out, tuple) else work
+
+    return kernel
+
+
+_HOST = torch.device("cpu")
+
+
+def _serve_the_host(group: Any) -> None:
+    """Have a group that was made for the device alone take CPU tensors, too: its backend can."""
+    if _HOST not in group._device_types:
+        for device in group._device_types:
+            found = group._get_backend(device)
+            if isinstance(found, c10d.ProcessGroupGloo):
+                group._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, found)
+                return
+
+
+def backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """What serves a group: torch's own for the host, through which a device's values go, too.
+
+    Raises:
+        RuntimeError: this torch has none.
+    """
+    if not distributed.is_gloo_available():
+        raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
+    return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+NAMES = ("fused_eager", "tpu_dist")
+_libraries: list[torch.library.Library] = []
+
+
+def register(device: str) -> None:
+    """Register the backend for a device type, and a kernel for each collective. Once for each process."""
+    if not distributed.is_available():
+        return
+    for name in NAMES:
+        distributed.Backend.register_backend(name, backend, devices=["cpu", device])
+    lib = torch.library.Library("c10d", "IMPL")
+    _libraries.append(lib)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they stand in the place of others, as they are meant to
+        for row in COLLECTIVES:
+            if hasattr(torch.ops.c10d, row.op):
+                lib.impl(row.op, _kernel(row), "PrivateUse1", allow_override=True)
+
+
+__all__ = ["NAMES", "register"]

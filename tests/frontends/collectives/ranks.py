@@ -1,0 +1,382 @@
+"""What each rank of a test does: `python -m tests.frontends.collectives.ranks RANK WORLD STORE SUITE`.
+
+Every collective is called twice, on tensors of the device and on the same of the CPU, in one group, and both are to
+give the same. What went wrong is printed as JSON, by name; "" says that nothing did.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+
+import fused_eager.tpu  # noqa: F401  (the device, and its backend)
+from fused_eager import report
+
+RANK, WORLD = (int(a) for a in sys.argv[1:3])
+PROGRAMS: dict[str, dict[str, Callable[..., Any]]] = {"ops": {}, "training": {}, "faults": {}, "default": {}}
+BACKENDS: dict[str, str | None] = {"default": None}  # by suite; any other takes the device's own by its name
+
+
+def program(suite: str, name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS[suite][name or function.__name__] = function
+        return function
+
+    return enter
+
+
+def numbers(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Other numbers on each rank."""
+    n = functools.reduce(lambda a, b: a * b, shape, 1)
+    return ((torch.arange(n) % 7 + 1) * (RANK + 1)).to(dtype).reshape(shape).to(device)
+
+
+def room(device: str, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, device=device)
+
+
+# ---- each collective, on a device named `d` -----------------------------------------------------------------------
+
+for kind in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
+
+    @program("ops", f"all_reduce {kind}")
+    def all_reduce(d: str, kind: str = kind) -> Any:
+        x = numbers(d, 3, 2)
+        dist.all_reduce(x, op=getattr(dist.ReduceOp, kind))
+        return x
+
+
+for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8):
+
+    @program("ops", f"all_reduce {dtype}")
+    def of_dtype(d: str, dtype: torch.dtype = dtype) -> Any:
+        x = numbers(d, 5, dtype=dtype)
+        dist.all_reduce(x)
+        return x
+
+
+@program("ops")
+def all_reduce_of_a_view(d: str) -> Any:
+    x = numbers(d, 4, 3)
+    dist.all_reduce(x.t())
+    dist.all_reduce(x[1])
+    return x
+
+
+@program("ops")
+def broadcast(d: str) -> Any:
+    x = numbers(d, 4)
+    dist.broadcast(x, src=WORLD - 1)
+    return x
+
+
+@program("ops")
+def all_gather(d: str) -> Any:
+    out = [room(d, 2) for _ in range(WORLD)]
+    dist.all_gather(out, numbers(d, 2))
+    return out
+
+
+@program("ops")
+def all_gather_into_tensor(d: str) -> Any:
+    out = room(d, 2 * WORLD)
+    dist.all_gather_into_tensor(out, numbers(d, 2))
+    return out
+
+
+@program("ops")
+def reduce_scatter(d: str) -> Any:
+    out = room(d, 2)
+    dist.reduce_scatter(out, [numbers(d, 2) + k for k in range(WORLD)])
+    return out
+
+
+@program("ops")
+def reduce_scatter_tensor(d: str) -> Any:
+    out = room(d, 3)
+    dist.reduce_scatter_tensor(out, numbers(d, 3 * WORLD), op=dist.ReduceOp.AVG)
+    return out
+
+
+@program("ops")
+def all_to_all(d: str) -> Any:
+    out = [room(d, 2) for _ in range(WORLD)]
+    dist.all_to_all(out, [numbers(d, 2) + k for k in range(WORLD)])
+    return out
+
+
+@program("ops")
+def all_to_all_single(d: str) -> Any:
+    out = room(d, 2 * WORLD)
+    dist.all_to_all_single(out, numbers(d, 2 * WORLD))
+    return out
+
+
+@program("ops")
+def gather(d: str) -> Any:
+    out = [room(d, 2) for _ in range(WORLD)] if RANK == 0 else None
+    dist.gather(numbers(d, 2), out, dst=0)
+    return out or []
+
+
+@program("ops")
+def scatter(d: str) -> Any:
+    out = room(d, 2)
+    dist.scatter(out, [numbers(d, 2) + k for k in range(WORLD)] if RANK == 0 else None, src=0)
+    return out
+
+
+@program("ops")
+def reduce(d: str) -> Any:
+    x = numbers(d, 2)
+    dist.reduce(x, dst=1)
+    return x if RANK == 1 else []
+
+
+@program("ops")
+def send_and_receive(d: str) -> Any:
+    x = room(d, 3)
+    if RANK == 0:
+        dist.send(numbers(d, 3), 1)
+        dist.recv(x, 1)
+    elif RANK == 1:
+        assert dist.recv(x) == 0  # from anybody
+        dist.send(x * 5, 0)
+    return x
+
+
+@program("ops")
+def both_ways_at_once(d: str) -> Any:
+    x, other = room(d, 40000), (RANK + 1) % WORLD
+    ops = [
+        dist.P2POp(dist.isend, numbers(d, 40000), other),
+        dist.P2POp(dist.irecv, x, (RANK - 1) % WORLD),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return x
+
+
+@program("ops")
+def asynchronously(d: str) -> Any:
+    x, y = numbers(d, 3), numbers(d, 4)
+    works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, async_op=True)]
+    z = numbers(d, 3) * 2  # meanwhile
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    return x, y, z
+
+
+@program("ops")
+def a_future(d: str) -> Any:
+    x = numbers(d, 3)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] * 2).wait(), x
+
+
+@program("ops")
+def in_a_group_of_two(d: str) -> Any:
+    group = dist.new_group([0, 1])
+    x = numbers(d, 3)
+    if RANK < 2:
+        dist.all_reduce(x, group=group)
+    return x
+
+
+@program("ops")
+def objects(d: str) -> Any:
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, {"rank": RANK, "value": numbers(d, 2)})
+    given = [numbers(d, 1) if RANK == 0 else None]
+    dist.broadcast_object_list(given, 0)
+    return [f["value"] for f in found], given
+
+
+@program("ops")
+def functional_collectives(d: str) -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    a = functional.all_reduce(numbers(d, 2), "sum", group) + 1
+    b = functional.all_gather_tensor(numbers(d, 2), 0, group) + 1
+    c = functional.reduce_scatter_tensor(numbers(d, 2 * WORLD), "avg", 0, group) + 1
+    return a, b, c
+
+
+@program("ops")
+def barriers(d: str) -> Any:
+    dist.barrier()
+    return numbers(d, 1)
+
+
+# ---- training -----------------------------------------------------------------------------------------------------
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def trained(model: nn.Module, parameters: Any, d: str, steps: int = 4) -> list[float]:
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(100 * step + RANK)
+        x = torch.randn(6, 8).to(d)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@program("training")
+def data_parallel(d: str) -> Any:
+    model = nn.parallel.DistributedDataParallel(net().to(d))
+    return torch.tensor(trained(model, model.parameters(), d)), [p.detach() for p in model.parameters()]
+
+
+@program("training")
+def data_parallel_in_small_buckets(d: str) -> Any:
+    model = nn.parallel.DistributedDataParallel(net().to(d), bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
+    losses = trained(model, model.parameters(), d, 2)
+    with model.no_sync():
+        model(torch.ones(2, 8, device=d)).sum().backward()
+    return torch.tensor(losses), [p.grad for p in model.parameters()]
+
+
+@program("training")
+def ranks_on_different_devices(d: str) -> Any:
+    """Every other rank trains on CPU tensors: the gradients meet in one group."""
+    return data_parallel(d if RANK % 2 else "cpu")
+
+
+@program("training")
+def fully_sharded(d: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(d, (WORLD,))
+    model = net().to(d)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    losses = trained(model, model.parameters(), d)
+    return torch.tensor(losses), [p.full_tensor().detach() for p in model.parameters()]  # type: ignore[attr-defined]
+
+
+@program("training")
+def sharded_tensors(d: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh(d, (WORLD,))
+    a = distribute_tensor(numbers(d, 4, 4), mesh, [Shard(0)])
+    b = (a @ a.redistribute(mesh, [Replicate()])).sin()
+    return b.full_tensor(), a.redistribute(mesh, [Shard(1)]).to_local()
+
+
+# ---- what goes wrong, on the device alone -------------------------------------------------------------------------
+
+
+@program("faults")
+def an_op_that_the_group_has_not(d: str) -> Any:
+    try:
+        dist.all_reduce(numbers(d, 3), op=dist._make_nccl_premul_sum(0.5))
+    except RuntimeError as error:
+        assert "PREMUL_SUM" in str(error)
+        return
+    raise AssertionError("nothing was raised, and nothing can have been reduced")
+
+
+@program("faults")
+def the_report_has_them(d: str) -> Any:
+    dist.all_reduce(numbers(d, 64))
+    rows = [r for r in report().facts.collectives.values() if r.op == "allreduce_"]
+    assert rows and all(r.ranks == WORLD and r.seconds > 0 for r in rows), rows
+    assert any("ranks.py" in r.site and r.bytes >= 256 for r in rows), rows
+    assert "Collectives of device tensors" in str(report())
+
+
+@program("faults")
+def a_rank_that_is_killed(d: str) -> Any:
+    """Last of all: the others raise at once, and what they hold is what it was."""
+    x = numbers(d, 1000)
+    dist.barrier()
+    if RANK == WORLD - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        for _ in range(50):
+            dist.all_reduce(x)
+    except RuntimeError as error:
+        assert time.monotonic() - began < 30, "it took too long"
+        assert "closed" in str(error) or "reset" in str(error) or "refused" in str(error), error
+        x.cpu()
+        assert (numbers(d, 3) + 1).cpu().tolist() == (numbers("cpu", 3) + 1).tolist()
+        return
+    raise AssertionError("a rank has gone, and nothing was raised")
+
+
+@program("default")
+def a_group_that_is_made_without_a_backend(d: str) -> Any:
+    """torch gives it the backend of the accelerator alone."""
+    model = nn.parallel.DistributedDataParallel(net().to(d))
+    losses = torch.tensor(trained(model, model.parameters(), d, 2))
+    found = [torch.zeros(2) for _ in range(WORLD)]
+    dist.all_gather(found, losses)
+    assert not torch.equal(found[0], found[1])  # each rank has data of its own, and the same weights
+    weights = numbers(d, 1) * 0 + sum(p.sum() for p in model.parameters())
+    total = weights.clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total.cpu(), weights.detach().cpu() * WORLD)
+
+
+def differ(a: Any, b: Any) -> str:
+    """What is different in two results of the same shape."""
+    if isinstance(a, (list, tuple)):
+        return next((d for x, y in zip(a, b, strict=True) if (d := differ(x, y))), "")
+    torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-5, atol=1e-6)
+    return ""
+
+
+def main() -> None:
+    store, suite = sys.argv[3:5]
+    warnings.simplefilter("ignore")
+    dist.init_process_group(
+        BACKENDS.get(suite, "fused_eager"), init_method=f"file://{store}", rank=RANK, world_size=WORLD,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    said: dict[str, str] = {}
+    for name, run in PROGRAMS[suite].items():
+        try:
+            found = run("tpu")
+            said[name] = "" if suite in ("faults", "default") else differ(found, copy.copy(run("cpu")))
+        except Exception:
+            said[name] = traceback.format_exc()
+            break  # the ranks are out of step
+    print(json.dumps(said), flush=True)
+    os._exit(0)  # a group that has lost a rank waits for it
+
+
+if __name__ == "__main__":
+    assert tempfile.gettempdir()
+    main()

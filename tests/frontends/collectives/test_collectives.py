@@ -1,0 +1,78 @@
+"""Collectives of a device's tensors, on real ranks: as of the CPU's, in each mode, and what a lost rank does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def ranks(suite: str, folder: Path, world: int = 2, **environment: str) -> list[dict[str, Any] | None]:
+    """What each rank says; None of one that was killed."""
+    processes = []
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
+    given = {"FUSED_EAGER_CACHE_DIR": str(folder / "cache"), "FUSED_EAGER_PROGRESS": "0", "FUSED_EAGER_DEVICES": "1"}
+    for rank in range(world):
+        command = [sys.executable, "-m", "tests.frontends.collectives.ranks", f"{rank}", f"{world}"]
+        processes.append(
+            subprocess.Popen(
+                [*command, str(folder / "store"), suite],
+                cwd=ROOT,
+                env={**kept, "OMP_NUM_THREADS": "1", **given, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said: list[dict[str, Any] | None] = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=400)
+            if process.returncode == -9:
+                said.append(None)
+                continue
+            assert process.returncode == 0, out[-2000:] + err[-5000:]
+            said.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    (folder / "store").unlink(missing_ok=True)
+    return said
+
+
+def wrong(said: list[dict[str, Any] | None]) -> list[str]:
+    return [f"rank {r}: {name}: {text}" for r, of in enumerate(said) for name, text in (of or {}).items() if text]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_collective_does_on_the_device_what_it_does_on_the_cpu(world: int, tmp_path: Path) -> None:
+    said = ranks("ops", tmp_path, world)
+    assert wrong(said) == []
+    assert all(len(of or {}) > 25 for of in said)
+
+
+@pytest.mark.parametrize("mode", ["fused", *(pytest.param(m, marks=pytest.mark.slow) for m in ("strict", "debug"))])
+def test_training_on_ranks_cold_and_warm(mode: str, tmp_path: Path) -> None:
+    for _ in ("cold", "warm"):
+        said = ranks("training", tmp_path, FUSED_EAGER_MODE=mode)
+        assert wrong(said) == []
+        assert all(len(of or {}) == 5 for of in said)
+
+
+def test_a_group_without_a_named_backend_serves_the_device(tmp_path: Path) -> None:
+    said = ranks("default", tmp_path)
+    assert wrong(said) == [] and len(said) == 2
+
+
+def test_what_goes_wrong_is_raised_on_every_rank_that_is_left(tmp_path: Path) -> None:
+    said = ranks("faults", tmp_path)
+    assert said[-1] is None and said[0] is not None
+    assert wrong(said) == [] and len(said[0]) == 3
