@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("tensors", "training", "random", "backend", "compiler")
+SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent")
 MODES = ("fused", "strict", "debug")
 
 

@@ -22,7 +22,7 @@ from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
-from . import cells, random, storages, transfers
+from . import cells, random, recurrent, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
@@ -264,6 +264,13 @@ def register() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             lib.impl(op.name().removeprefix("aten::"), kernel, KEY)
+    for name, layer in recurrent.KERNELS.items():
+        lib.impl(name, layer, KEY)
+        lib.impl(name, layer, f"Autograd{KEY}")
+    ours = torch.library.Library("fused_eager", "IMPL")
+    _libraries.append(ours)
+    for op in recurrent.OPS:
+        ours.impl(op.name().removeprefix("fused_eager::"), _recorded(info_of(op)), KEY)
     rest.fallback(_fallback, KEY)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
