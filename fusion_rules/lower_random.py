@@ -9,16 +9,21 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
 from .lowering import Context
-from .rule import OpClass, rule
-from .spec import JAX_DTYPE
+from .rule import RULES, OpClass, rule
+from .spec import JAX_DTYPE, Spec, contiguous_strides
+
+# Before jax 0.8 it was elsewhere.
+_jax: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
 
 _LIBRARY = torch.library.Library("fused_eager", "FRAGMENT")
 _LIKE = "*, ScalarType dtype, Device? device=None) -> Tensor"
@@ -32,11 +37,18 @@ _SCHEMAS = (
 def _enter(schema: str) -> None:
     name = _LIBRARY.define(schema).removeprefix("fused_eager::")
 
-    def shape_of(size: list[int], *numbers: Any, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
-        """What the op returns, without its values: they are drawn where it is compiled, and nowhere else."""
-        return torch.empty(size, dtype=dtype, device=device)
+    def drawn(size: list[int], *numbers: Any, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
+        """The same numbers on the host, where a region is run op by op or once more; of a shape alone the shape."""
+        like = torch.empty(size, dtype=dtype, device=device)
+        if type(like) is not torch.Tensor or not like.is_cpu:
+            return like
+        spec = Spec(tuple(size), dtype, contiguous_strides(tuple(size)), like.device)
+        with _jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            given = [jnp.asarray(n, jnp.int64 if isinstance(n, int) else jnp.float64) for n in numbers]
+            found = RULES[f"fused_eager.{name}.default"].lower(Context((spec,)), size, *given)
+            return torch.from_numpy(np.array(found, copy=True))
 
-    _LIBRARY.impl(name, shape_of, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, drawn, "CompositeExplicitAutograd")
 
 
 for _schema in _SCHEMAS:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent")
+SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent", "moving")
 MODES = ("fused", "strict", "debug")
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fused_eager.fusion_rules.geometry import Geometry, apart, filled, overwrite, read, reinterpret, write
+from fused_eager.fusion_rules.geometry import Geometry, apart, filled, is_dense, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
@@ -158,9 +158,13 @@ def _read(home: jax.Array, use: Use, scalars: list[Hoisted]) -> jax.Array:
 
 
 def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) -> jax.Array:
-    """`home` with a gapless part that begins at element `start` overwritten; its view of that part, of the same dtype,
-    is `g`."""
+    """`home` with a part that begins at element `start` overwritten: its view `g`, of the same dtype."""
     if 0 in g.size:
         return home
-    part = filled((math.prod(g.size),), g.dtype, g, value)
-    return overwrite(home.reshape(-1), part, (start,)).reshape(home.shape)
+    flat = home.reshape(-1)
+    if is_dense(g.size, g.stride):
+        return overwrite(flat, filled((math.prod(g.size),), g.dtype, g, value), (start,)).reshape(home.shape)
+    extent = 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
+    part = write(lax.dynamic_slice(flat, (start,), (extent,)), g, value)
+    with apart(False):  # what lies in the gaps is read of the same value
+        return overwrite(flat, part, (start,)).reshape(home.shape)

@@ -6,6 +6,7 @@ storage's current value, a write makes a new value of the whole storage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..tracing.structure import Call, View
 from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
 from . import native, witness
 from .follow import follow
+from .moving import is_seen_to_move
 from .pending import (
     Undo,
     device_input,
@@ -246,12 +248,15 @@ def node_of(
     """The node of a call: what it reads of the stream's values, which go to `operands`, and what it makes."""
     uses: list[Use] = []
     signature: list[Any] = [call.structure]
-    for t, view in zip(tensors, call.views, strict=True):
+    for i, (t, view) in enumerate(zip(tensors, call.views, strict=True)):
         operand = _operand(stream, t, view)
+        if view.covered < 0 and not stream.device.has_memory:
+            at = stream.device.name, stream.at.depth, place, call.structure, i
+            operand = operand._replace(moves=is_seen_to_move(at, operand.offset))
         operands.append(operand)
         geometry, offset = view.geometry, 0 if operand.where is NATIVE else operand.offset
         if operand.moves:
-            uses.append(Use(operand.vid, geometry, len(scalars), view.covered // view.itemsize))
+            uses.append(Use(operand.vid, geometry, len(scalars), math.prod(view.block[1])))
             scalars.append(offset)
             offset = -1
         else:

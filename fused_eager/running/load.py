@@ -274,9 +274,15 @@ def homes_of_values(stream: Stream) -> dict[int, Home]:
 
 
 def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None) -> Ready:
-    """The whole stream as one ATen region; `code` says why, `before` is the plan that has run it so far."""
+    """The whole stream as one ATen region; `code` says why, `before` is the plan that has run it so far.
+
+    Where ATen has no kernels, op by op: most of these are compiled already, whatever stream they were in.
+    """
     nodes, homes = work.nodes, work.homes
     why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
+    if not work.device.has_memory:
+        singly = replace(work, config=work.config.replace(max_region=1), reason=why)
+        return replace(_make_ready(singly, before), shapes=shapes, unstable=True)
     islands = dict.fromkeys(range(len(nodes)), code)
     made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
     number = telling.planned(made, nodes, homes, again=True, instead_of=before)
