@@ -208,7 +208,8 @@ if hasattr(linalg, "ormqr"):  # jax has it since 0.10
     ) -> Any:
         if 0 in self.shape or 0 in input2.shape or 0 in input3.shape:
             return input3
-        return linalg.ormqr(self, input2, input3, left=left, transpose=transpose)
+        good = _is_finite(self) & jnp.isfinite(input2).all(-1) & _is_finite(input3)
+        return _spoiled(linalg.ormqr(self, input2, input3, left=left, transpose=transpose), good)
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

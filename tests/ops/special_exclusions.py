@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 # What a row may accept. There is none for a NaN of eager's that is a number here: that is never accepted, but where
 # the NaN comes of numbers that eager has let become infinite on the way ("overflows"), in another order of additions.
 KINDS = frozenset(
-    {"overflows", "infinite complex", "makes NaN", "infinite", "values", "sign of zero", "raises", "looks"}
+    {"overflows", "infinite for NaN", "infinite complex", "makes NaN", "infinite", "values"}
+    | {"sign of zero", "raises", "looks"}
 )
 
 
@@ -87,6 +88,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         (
             "cholesky_inverse",
             "geqrf",
+            "ormqr",
             "qr",
             "linalg.qr",
             "lu",
@@ -115,6 +117,12 @@ ACCEPTED: tuple[Accepted, ...] = (
         "whether a matrix with infinity is refused is up to LAPACK's order of computing; here its factor is NaN",
     ),
     Accepted(
+        ("ormqr",),
+        ("makes NaN",),
+        ("gradients",),
+        "of a matrix with NaN or infinity, incoming gradients here, all of the product is NaN",
+    ),
+    Accepted(
         ("linalg.cholesky_ex",),
         ("makes NaN",),
         ("*",),
@@ -123,6 +131,7 @@ ACCEPTED: tuple[Accepted, ...] = (
     Accepted(
         (
             *("cholesky_inverse", "cholesky_solve", "cholesky", "linalg.cholesky", "linalg.cholesky_ex", "geqrf"),
+            *("qr", "linalg.qr", "ormqr", "linalg.householder_product"),
             *TRANSFORMS,
         ),
         ("sign of zero",),
@@ -207,6 +216,13 @@ ACCEPTED: tuple[Accepted, ...] = (
         "to them is wanted as well",
     ),
     Accepted(
+        ("nn.functional.bilinear",),
+        ("infinite for NaN",),
+        ("one inf", "one -inf"),
+        "the gradient sums products with an infinity, in eager one by one: those of both signs make NaN, and an "
+        "infinity times the sum does not",
+    ),
+    Accepted(
         ("nn.functional.group_norm", "native_group_norm", "nn.functional.layer_norm", "native_layer_norm"),
         ("makes NaN",),
         ("one inf", "one -inf"),
@@ -232,7 +248,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("complex64",),
     ),
     Accepted(
-        ("nn.functional.rms_norm", "stft", "istft", "geqrf"),
+        ("nn.functional.rms_norm", "stft", "istft", "geqrf", "qr", "linalg.qr"),
         ("overflows", "makes NaN"),
         ("largest", "lowest"),
         "squares and transforms of the largest numbers overflow in one order of the sums and not in the other",

@@ -140,6 +140,9 @@ def seeds(pattern: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return seed
 
 
+NO_NAN = ("hides NaN", "infinite for NaN")
+
+
 @dataclass(frozen=True)
 class Difference:
     """What differs: `kind` is one of those that `special_exclusions` may accept, or "" where nothing does."""
@@ -173,12 +176,12 @@ def compare(
         flush = _agreeing(flushed[i] if flushed else None, b, tolerance)
         fine = torch.stack([flush, *(_agreeing(other[i], b, tolerance) for other in others)]).any(0)
         for kind, bad in _bad(a.detach(), b.detach(), tolerance):
-            bad = bad & ~(flush if kind == "hides NaN" else fine)
+            bad = bad & ~(flush if kind in NO_NAN else fine)
             if bad.any():
                 at = tuple(bad.nonzero()[0].tolist())
                 worst.setdefault(kind, f"result {i} of {len(want)} at {at}: {b[at].item()} instead of {a[at].item()}")
     # Any one of these is more than the next.
-    for kind in ("hides NaN", "makes NaN", "infinite", "values", "sign of zero"):
+    for kind in ("hides NaN", "infinite for NaN", "makes NaN", "infinite", "values", "sign of zero"):
         if kind in worst:
             return Difference(kind, worst[kind])
     return Difference()
@@ -193,14 +196,16 @@ def _agreeing(a: Any, b: torch.Tensor, tolerance: dict[str, float]) -> torch.Ten
 def _bad(a: torch.Tensor, b: torch.Tensor, tolerance: dict[str, float]) -> Iterator[tuple[str, torch.Tensor]]:
     if a.is_complex():
         # C's rules for infinite complex numbers are not kept by anybody: NaN is not to be hidden, no more.
-        yield "hides NaN", a.isnan() & ~b.isnan()
+        yield "hides NaN", a.isnan() & b.isfinite()
+        yield "infinite for NaN", a.isnan() & b.isinf()
         return
     if not a.dtype.is_floating_point:
         yield "values", a != b
         return
     if a.dtype.itemsize < 2:
         a, b = a.float(), b.float()
-    yield "hides NaN", a.isnan() & ~b.isnan()
+    yield "hides NaN", a.isnan() & b.isfinite()
+    yield "infinite for NaN", a.isnan() & b.isinf()
     yield "makes NaN", b.isnan() & ~a.isnan()
     numbers = ~a.isnan() & ~b.isnan()
     yield "infinite", numbers & (a.isinf() | b.isinf()) & (a != b)
@@ -236,26 +241,27 @@ def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
         # Where one of them is no number has been judged by now.
         if found.kind == "values" and is_as_good(case, special, *_numbers_of_both(want, got), seed):
             return Difference()
-        if found.kind == "hides NaN" and not _is_lost(want, got, outcome(widened(case, special, seed), None)):
+        if found.kind in NO_NAN and not _is_lost(want, got, outcome(widened(case, special, seed), None)):
             return Difference("overflows", found.text)
-    if case.dtype.is_complex and found.kind in ("hides NaN", "overflows") and pattern not in ("nan", "one nan"):
+    if case.dtype.is_complex and found.kind in (*NO_NAN, "overflows") and pattern not in ("nan", "one nan"):
         return Difference("infinite complex", found.text)
     broken = broken_row()
     return Difference("raises", broken) if broken and not found.kind else found
 
 
-ONE_OF_EQUALS = frozenset({"kthvalue"})  # torch leaves open which of equal elements they name; (input, k, dim, keepdim)
+ONE_OF_EQUALS = frozenset({"kthvalue", "topk"})  # (input, k, dim, ...): torch leaves open which of equal ones they name
 
 
 def _names_an_equal(
     sample: SampleInput, want: Any, got: Any, seed: Callable[[torch.Tensor], torch.Tensor]
 ) -> bool:
-    """Whether a result is eager's, the index of it that of an equal element, and the gradient goes to that one."""
+    """Whether a result is eager's, the index of it that of an equal element, and the gradient goes to that one (no
+    element is named twice, then)."""
     if isinstance(want, Exception) or isinstance(got, Exception) or not sample.input.ndim:
         return False
     x, (values, indices) = sample.input.detach(), got[:2]
     dim = sample.args[1] if len(sample.args) > 1 else sample.kwargs.get("dim", -1)
-    keepdim = sample.args[2] if len(sample.args) > 2 else sample.kwargs.get("keepdim", False)
+    keepdim = values.ndim == x.ndim
     at = indices if keepdim else indices.unsqueeze(dim)
 
     def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -266,6 +272,8 @@ def _names_an_equal(
         return False
     incoming = seed(values.detach())
     grad = torch.zeros_like(x).scatter(dim, at, incoming if keepdim else incoming.unsqueeze(dim))
+    if (at.sort(dim).values.diff(dim=dim) == 0).any():
+        return False
     return not x.is_floating_point() or len(got) < 3 or same(grad, got[2])
 
 

@@ -86,6 +86,7 @@ def test_no_row_accepts_a_hidden_nan() -> None:
     ("eager", "here", "kind"),
     [
         (torch.nan, 1.0, "hides NaN"),
+        (torch.nan, torch.inf, "infinite for NaN"),
         (1.0, torch.nan, "makes NaN"),
         (torch.inf, -torch.inf, "infinite"),
         (torch.inf, 3e38, "infinite"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
+
+from fused_eager import fused_eager
 
 from .programs import check
 
@@ -148,3 +150,34 @@ def test_subclass(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", ["of nothing", "of lists", "of a pending tensor", "of pending numbers", "swapped"])
 def test_subclass_with_the_follower_in_python(name: str) -> None:
     check(PROGRAMS[name], "fused", versions=False, follower="python")
+
+
+class Counts(torch.Tensor):
+    """Every call of torch's on one, an attribute's included, is noted and answered with a number."""
+
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls.append(getattr(func, "__name__", str(func)))
+        return 7
+
+
+def calls_of_set() -> list[str]:
+    x = torch.zeros(3).as_subclass(Counts)
+    float(pending().sum())
+    Counts.calls.clear()
+    torch._C.TensorBase.set_(x, torch.ones(2))
+    return list(Counts.calls)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"native": "measured", "compile": "auto"}, {"compile": "wait"}, {"mode": "strict"}, {"mode": "debug"}],
+    ids=str,
+)
+def test_set_asks_no_function_of_a_subclass_more_than_in_eager(options: dict[str, Any]) -> None:
+    """It may reach a mode without having asked; and the first op after a read is looked at before it runs."""
+    expected = calls_of_set()
+    with fused_eager(**options):
+        assert calls_of_set() == expected
