@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-device test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast test-device test-tpu test-full test-services test-wheel test-upstream
 .PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -37,6 +37,11 @@ test-services: .venv/.made-full
 # Tensors on the device, in every mode: all ops of the op corpus, and what is slow.
 test-device: .venv/.made
 	$(BIN)/python -m pytest tests/test_device.py -m "slow or not slow" $(WORKERS) $(ARGS)
+
+# Every row of the fusion rules, compiled for a TPU by XLA's compiler for it: needs `libtpu`, and no TPU. Writes the page.
+test-tpu: .venv/.made-tpu
+	$(BIN)/python -m pytest tests/targets -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m tests.targets.rows --target v5e:2x2 --dtypes float32,bfloat16,int32,bool --write docs/tpu_ops.md
 
 # One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
 test-fast: .venv/.made
@@ -108,6 +113,10 @@ build/types:
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
 	@$(COMPILE)
+	@touch $@
+
+.venv/.made-tpu: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[tpu]'
 	@touch $@
 
 .venv/.made-peers: .venv/.made

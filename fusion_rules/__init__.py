@@ -14,7 +14,8 @@ from .rule import RULES, OpClass, Promote, Rule, functional_twin, rule, rule_for
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lower_")):
     importlib.import_module(f"{__name__}.{_module}")
 # What single platforms have of their own comes after what it stands beside.
-for _module in sorted(m.name for m in pkgutil.iter_modules([f"{p}/xla_cpu" for p in __path__])):
-    importlib.import_module(f"{__name__}.xla_cpu.{_module}")
+for _platform in ("xla_cpu", "xla_tpu"):
+    for _module in sorted(m.name for m in pkgutil.iter_modules([f"{p}/{_platform}" for p in __path__])):
+        importlib.import_module(f"{__name__}.{_platform}.{_module}")
 
 __all__ = ["RULES", "OpClass", "Promote", "Rule", "functional_twin", "rule", "rule_for"]

@@ -1,0 +1,1 @@
+"""What XLA has otherwise on TPUs."""

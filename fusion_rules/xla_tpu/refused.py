@@ -1,0 +1,49 @@
+"""What XLA's compiler for TPUs refuses, or ends its process over: there such calls are left to the host.
+
+Found by compiling every row (`make test-tpu`), which writes docs/tpu_ops.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..lowering import NoLowering, leaves
+from ..rule import RULES, Lowering, rule
+
+_NO_WIDE_LU = "XLA has no LU decomposition of float64 on TPUs"
+
+
+def _always(*args: Any) -> bool:
+    return True
+
+
+def _is_wide(*args: Any) -> bool:
+    """Whether a call's first array is of 64-bit numbers."""
+    dtypes = [str(a.dtype) for a in leaves(list(args)) if hasattr(a, "dtype")]
+    return bool(dtypes) and dtypes[0] in ("float64", "complex128")
+
+
+# By row: which calls, and why.
+REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
+    "linalg_pinv.atol_rtol_tensor": (_always, "XLA's compiler for TPUs ends its process over singular values"),
+    "linalg_matrix_exp.default": (_always, _NO_WIDE_LU),  # float32 is computed in float64
+    "linalg_inv_ex.default": (_is_wide, _NO_WIDE_LU),
+    "linalg_lu.default": (_is_wide, _NO_WIDE_LU),
+    "linalg_lu_factor_ex.default": (_is_wide, _NO_WIDE_LU),
+}
+
+
+def _refusing(lower: Lowering, refuses: Callable[..., bool], why: str) -> Lowering:
+    def lowered(cx: Any, *args: Any, **kwargs: Any) -> Any:
+        if refuses(*args):
+            raise NoLowering(why)
+        return lower(cx, *args, **kwargs)
+
+    return lowered
+
+
+for _op, (_refuses, _why) in REFUSED.items():
+    _row = RULES[f"aten.{_op}"]
+    _same = {"promote": _row.promote, "keep": _row.keep, "hoist": _row.hoist, "may_raise": _row.may_raise}
+    rule(_op, _row.cls, platform="tpu", **_same)(_refusing(_row.lower, _refuses, _why))  # type: ignore[arg-type]

@@ -1,0 +1,39 @@
+"""What XLA's compiler for TPUs refuses has no lowering there, and has one everywhere else."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+from fused_eager.fusion_rules.platforms import lowering_for
+from fused_eager.fusion_rules.rule import RULES
+from fused_eager.fusion_rules.xla_tpu.refused import REFUSED
+
+from fused_eager.compiling.compile import lower
+from fused_eager.lowering.lower import NodeFailed
+from fused_eager.targets.device import TargetDevice
+from fused_eager.targets.target import Target
+from tests.streams import recorded
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_each_is_a_row_for_tpus_alone(op: str) -> None:
+    row = RULES[f"aten.{op}"]
+    assert row.own["tpu"] is not row.lower and row.here is not row.own["tpu"]
+    with lowering_for("tpu"):
+        assert row.here is row.own["tpu"]
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [(torch.float32, False), (torch.float64, True)])
+def test_an_inverse_is_refused_where_it_needs_what_is_not_there(dtype: torch.dtype, refused: bool) -> None:
+    region = recorded(lambda: torch.linalg.inv_ex(torch.eye(3, dtype=dtype) * 2)[0])
+    device = TargetDevice(Target.parse("v5e:1"))
+    lower(region, True)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(TargetDevice, "xla", property(lambda self: jax.devices("cpu")[0]))
+        m.setattr("fused_eager.compiling.compile.lowering_for", lambda platform: lowering_for("tpu"))
+        if refused:
+            with pytest.raises(NodeFailed, match="no LU decomposition of float64"):
+                lower(region, True, device)
+        else:
+            lower(region, True, device)
