@@ -32,6 +32,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("config", "config", "print every option: value, origin, environment variable, help"),
     Command("cache", "commands.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
     Command("warm", "commands.warming", "compile a program's regions for TPUs that are not here, into the cache", True),
+    Command("forecast", "commands.forecasting", "say what a program's step would take on TPUs that are not here", True),
     Command("ops", "commands.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("doctor", "commands.doctor", "say what was found: versions, devices, cache, known-bad combinations"),
 )

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
 
     import fused_eager
 
-    from ..compiling.met import Meetings, meeting, write
+    from ..compiling.met import Meetings, meeting, uncut, write
     from ..config import resolve
     from ..frontends.device.doors import set_options
     from ..log.events import LOG
@@ -42,7 +43,10 @@ def main(argv: list[str]) -> int:
     use_the_cpu_alone()
     meetings = Meetings(TargetDevice(Target.parse(given.target)), resolve().cache_salt, given.valueless)
     fused_eager.register("tpu")
-    set_options(mode=given.mode, cache="off")
+    if given.mode == "whole":
+        set_options(mode="fused", cache="off", max_region=1 << 20, max_pending=1 << 20)
+    else:
+        set_options(mode=given.mode, cache="off")
     first: list[Any] = []
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -54,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     register_optimizer_step_post_hook(stepped)
     began, code = time.perf_counter(), 0
-    with meeting(meetings):
+    with meeting(meetings), uncut() if given.mode == "whole" else nullcontext():
         try:
             program()
         except Enough:

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fused_eager.cache import Entry
+from fused_eager.cache import Entry, Key
 
 from ..compiling.caching import Keeper
-from ..compiling.cross import Crossed, Refusal
+from ..compiling.cross import Cost, Crossed, Refusal
 from ..compiling.crossing import Bar, crossed
 from ..compiling.met import Met, read
 from ..config import OptionError, resolve
@@ -100,25 +100,34 @@ def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, Any
         return read(to)
 
 
-def warmed(found: Sequence[Met], target: Target, keeper: Keeper, jobs: int) -> Warmed:
-    """Compile what is not in the cache yet, and keep it."""
+def warmed(
+    found: Sequence[Met], target: Target, keeper: Keeper, jobs: int, costs: dict[Key, Cost] | None = None
+) -> Warmed:
+    """Compile what is not in the cache yet, and keep it. Into `costs`, if given, goes what the compiler says of each
+    region; an entry that does not tell, for the device itself has made it, is made again."""
     began, done = time.monotonic(), Warmed(regions=len(found))
     keeper.describe_here()
     names = {met.key: met for met in found if met.key is not None}
     done.failed.update({met.name: f"it has no key: {met.why}" for met in found if met.key is None})
     missing = []
     for key in names:
-        if isinstance(keeper.cache.peek(key), Entry):
+        entry = keeper.cache.peek(key)
+        cost = entry.manifest.metadata.get("cost") if isinstance(entry, Entry) else None
+        if isinstance(entry, Entry) and (costs is None or cost is not None or "executable" not in entry.blobs):
             done.hits += 1
+            if costs is not None and cost is not None:
+                costs[key] = Cost(**cost)
         else:
             missing.append(key)
     bar = Bar(len(missing), f"compiling for {target}")
     for key, outcome in crossed(missing, target, jobs):
         bar.step(isinstance(outcome, Refusal))
         if outcome.blobs is not None:
-            seconds = outcome.seconds if isinstance(outcome, Crossed) else 0.0
-            keeper.cache.publish(key, outcome.blobs, metadata={"seconds": seconds})
+            about = {"seconds": outcome.seconds, "cost": asdict(outcome.cost)} if isinstance(outcome, Crossed) else {}
+            keeper.cache.publish(key, outcome.blobs, metadata=about)
         if isinstance(outcome, Crossed):
+            if costs is not None:
+                costs[key] = outcome.cost
             done.made += 1
             done.compiling += outcome.seconds
             done.bytes += sum(map(len, outcome.blobs.values()))

@@ -25,6 +25,7 @@ from ..devices.device import Device
 from ..log import site
 from ..lowering.lower import NodeFailed
 from ..memory.borrow import Home, nbytes_of
+from ..planning import plan
 from ..targets.device import TargetDevice
 from ..tracing.stream import Node
 from ..xla import enable_x64
@@ -47,13 +48,15 @@ class Op:
 class Met:
     """A region: its key for the target, its name, its ops, and how often it ran in each step of the program's.
 
-    `why` says why it has no key, or no lowering for the target.
+    `beside` are the most bytes that were on the device meanwhile, its arguments left out. `why` says why it has no key,
+    or no lowering for the target.
     """
 
     key: Key | None
     name: str
     ops: list[Op] = field(default_factory=list)
     runs: Counter[int] = field(default_factory=Counter)
+    beside: int = 0
     why: str = ""
 
 
@@ -75,7 +78,7 @@ class Meetings:
             met.why = failed.reason
             raise
         made = _without_values(computation, settings.device) if self.valueless else make()
-        return replace(made, call=self._counting(met, made.call))
+        return replace(made, call=self._counting(met, made.call, settings.device))
 
     def _note(self, computation: Computation, settings: Settings) -> Met:
         try:
@@ -88,17 +91,35 @@ class Meetings:
         with self._lock:
             return self.found.setdefault(digest, Met(key, computation.name, ops, why=why))
 
-    def _counting(self, met: Met, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _counting(self, met: Met, call: Callable[..., Any], device: Device) -> Callable[..., Any]:
         def counted(*arrays: jax.Array) -> Any:
             met.runs[self.step] += 1
+            met.beside = max(met.beside, _bytes_beside(arrays, device))
             return call(*arrays)
 
         return counted
 
 
+def _bytes_beside(arrays: Sequence[jax.Array], device: Device) -> int:
+    """Bytes of all that is on the device but the arguments: what tensors hold, and what later regions wait for."""
+    taken = {id(a) for a in arrays}
+    return sum(a.nbytes for a in device.xla.client.live_arrays() if id(a) not in taken and not a.is_deleted())
+
+
 def _op(node: Node) -> Op:
     place = site.describe(node.place)
     return Op(node.op.name(), str(place), place.module)
+
+
+@contextmanager
+def uncut() -> Iterator[None]:
+    """In the body, regions are cut for islands and what has to be alone, and for nothing else: the limit of fusing."""
+    kept = plan.repeats.boundaries, plan.temporaries.boundaries
+    plan.repeats.boundaries = plan.temporaries.boundaries = lambda *args: {}
+    try:
+        yield
+    finally:
+        plan.repeats.boundaries, plan.temporaries.boundaries = kept
 
 
 @contextmanager
@@ -142,6 +163,7 @@ def write(found: Sequence[Met], path: Path, **about: Any) -> None:
                 "name": met.name,
                 "ops": [[op.name, op.line, op.module] for op in met.ops],
                 "runs": sorted(met.runs.items()),
+                "beside": met.beside,
                 "why": met.why,
             }
             file.write(json.dumps(row) + "\n")
@@ -158,5 +180,5 @@ def read(path: Path) -> tuple[list[Met], dict[str, Any]]:
             continue
         key = None if row["key"] is None else Key.from_json(row["key"])
         runs = Counter({int(step): int(n) for step, n in row["runs"]})
-        found.append(Met(key, row["name"], [Op(*op) for op in row["ops"]], runs, row["why"]))
+        found.append(Met(key, row["name"], [Op(*op) for op in row["ops"]], runs, row["beside"], row["why"]))
     return found, about

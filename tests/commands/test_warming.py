@@ -13,7 +13,7 @@ from fused_eager.cache import Key
 
 from fused_eager.commands import warming
 from fused_eager.compiling.caching import Keeper
-from fused_eager.compiling.cross import Crossed, Refusal
+from fused_eager.compiling.cross import Cost, Crossed, Refusal
 from fused_eager.compiling.met import Met
 from fused_eager.config import resolve
 from fused_eager.targets import topology
@@ -49,6 +49,24 @@ def test_what_a_program_meets_is_compiled_once_whether_it_has_values_or_not(tmp_
     second = warm(PROGRAM, tmp_path, "--json", "--jobs", "1", "--valueless")
     again = json.loads(second.stdout)
     assert again["hits"] == again["regions"] == done["regions"] and again["made"] == 0, second.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
+def test_a_forecast_of_each_mode(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, "-m", "fused_eager", "forecast", "--target", "v5e:2x2", "--json", str(script)]
+    environ = {**os.environ, "FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    modes = {mode["name"]: mode for mode in told["modes"]}
+    assert list(modes) == ["strict", "fused", "whole"] and not told["failed"]
+    assert modes["strict"]["launches"] > modes["fused"]["launches"] >= modes["whole"]["launches"] >= 1
+    assert modes["fused"]["memory"] >= 4 * 64 * 64 and modes["fused"]["flops"] >= 3 * 2 * 64**3
+    assert any(line.endswith("program.py:6") for line in told["lines"])
+    assert {cure["kind"] for cure in told["advice"]} >= {"precision"}
 
 
 def test_without_its_compiler_it_says_what_to_install(
@@ -92,7 +110,7 @@ def test_what_cannot_be_compiled_is_told_and_what_no_process_could_is_kept(
 ) -> None:
     keys = [Key({"region": number}) for number in range(3)]
     found = [Met(key, f"region {number}") for number, key in enumerate(keys)] + [Met(None, "odd", why="no form")]
-    crossed = Crossed({"executable": b"code", "about": b"{}"}, 1.5, 0.5, None)  # type: ignore[arg-type]
+    crossed = Crossed({"executable": b"code", "about": b"{}"}, 1.5, 0.5, Cost(1e-3, 2, 3.0, 4.0, 5, 6, 7, 8))
     outcomes = [crossed, Refusal("no lowering", {"about": b"{}"}), Refusal("XLA: no")]
     monkeypatch.setattr(warming, "crossed", lambda missing, *a: [(k, outcomes[keys.index(k)]) for k in missing])
     keeper = Keeper(resolve({"cache": "", "cache_dir": str(tmp_path)}))
@@ -101,3 +119,6 @@ def test_what_cannot_be_compiled_is_told_and_what_no_process_could_is_kept(
     assert done.failed == {"region 1": "no lowering", "region 2": "XLA: no", "odd": "it has no key: no form"}
     again = warming.warmed(found, Target.parse("v5e:1"), keeper, 1)
     assert (again.hits, again.made) == (2, 0) and "region 2: XLA: no" in str(again)
+    costs: dict[Key, Cost] = {}
+    assert warming.warmed(found, Target.parse("v5e:1"), keeper, 1, costs).hits == 2
+    assert costs == {keys[0]: crossed.cost}

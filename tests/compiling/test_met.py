@@ -80,7 +80,7 @@ def _resident() -> int:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = [
-        Met(Key({"region": [1, 2]}), "a", [Op("aten::add", "x.py:3", "Net.0")], Counter({0: 1, 2: 3})),
+        Met(Key({"region": [1, 2]}), "a", [Op("aten::add", "x.py:3", "Net.0")], Counter({0: 1, 2: 3}), 512),
         Met(None, "b", why="no form"),
     ]
     met.write(found, tmp_path / "met", steps=3)
