@@ -84,11 +84,11 @@ def told(made: Forecast, found: Sequence[Cure], failed: Mapping[str, str]) -> st
             f"{mode.flops / 1e9:>9.3g}{mode.share(made.target):>9.1%}  {LIMITS[mode.name]}"
         )
     for title, share in (("by line", made.lines), ("by module", made.modules)):
-        total = share.total() or 1.0
+        total = sum(share.values()) or 1.0
         lines += ["", f"Where the time goes, fused, {title}:"]
         lines += [
             f"  {seconds / total:>5.0%} {duration(seconds):>9}  {short(name) if title == 'by line' else name}"
-            for name, seconds in share.most_common(ROWS)
+            for name, seconds in list(share.items())[:ROWS]
         ]
     lines += ["", "What would make it faster:" if found else "Nothing was found that would make it faster."]
     for cure in found:
@@ -121,8 +121,8 @@ def main(argv: list[str], prog: str) -> int:
         about = {
             "target": str(target),
             "modes": [{**asdict(mode), "share_of_peak": mode.share(target)} for mode in made.modes],
-            "lines": dict(made.lines.most_common()),
-            "modules": dict(made.modules.most_common()),
+            "lines": made.lines,
+            "modules": made.modules,
             "advice": [asdict(cure) for cure in found],
             "failed": failed,
         }

@@ -115,7 +115,7 @@ def _op(node: Node) -> Op:
 def uncut() -> Iterator[None]:
     """In the body, regions are cut for islands and what has to be alone, and for nothing else: the limit of fusing."""
     kept = plan.repeats.boundaries, plan.temporaries.boundaries
-    plan.repeats.boundaries = plan.temporaries.boundaries = lambda *args: {}
+    plan.repeats.boundaries = plan.temporaries.boundaries = lambda *args: {}  # type: ignore[assignment]
     try:
         yield
     finally:

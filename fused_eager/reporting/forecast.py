@@ -6,7 +6,7 @@ times alone are.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,8 +65,8 @@ class Forecast:
 
     target: Target
     modes: list[Mode]
-    lines: Counter[str] = field(default_factory=Counter)
-    modules: Counter[str] = field(default_factory=Counter)
+    lines: Mapping[str, float] = field(default_factory=dict)
+    modules: Mapping[str, float] = field(default_factory=dict)
     islands: Mapping[str, int] = field(default_factory=dict)
     alone: list[Alone] = field(default_factory=list)
     late: list[Met] = field(default_factory=list)  # regions that came after the second step, alike to one before
@@ -86,7 +86,7 @@ def steady(found: Sequence[Met], steps: int) -> dict[str, tuple[Met, int]]:
 def of_mode(name: str, found: Sequence[Met], steps: int, costs: Mapping[Key, Cost]) -> Mode:
     """A mode's figures."""
     rows = list(steady(found, steps).values())
-    judged = [(met, n, costs[met.key]) for met, n in rows if met.key in costs]
+    judged = [(met, n, costs[met.key]) for met, n in rows if met.key is not None and met.key in costs]
     return Mode(
         name,
         sum(n * cost.seconds for _, n, cost in judged),
@@ -103,29 +103,28 @@ def ops_alone(found: Sequence[Met], steps: int, costs: Mapping[Key, Cost]) -> li
     """The ops of a step in mode strict, each with its cost."""
     rows = []
     for met, n in steady(found, steps).values():
-        if met.key in costs and len(met.ops) == 1:
-            assert met.key is not None
+        if met.key is not None and met.key in costs and len(met.ops) == 1:
             rows.append(Alone(met.ops[0], met.key.parts["region"]["nodes"][0], met.key, costs[met.key], n))
     return rows
 
 
 def shared_out(
     found: Sequence[Met], steps: int, costs: Mapping[Key, Cost], alone: Sequence[Alone], by: Callable[[Op], str]
-) -> Counter[str]:
-    """The seconds of a step by what `by` says of an op."""
+) -> dict[str, float]:
+    """The seconds of a step by what `by` says of an op, most first."""
     weights: dict[str, list[float]] = defaultdict(list)
     for row in alone:
         weights[row.op.name].append(row.cost.seconds)
     mean = {name: sum(w) / len(w) for name, w in weights.items()}
     at_line = {(row.op.name, row.op.line): row.cost.seconds for row in alone}
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     for met, n in steady(found, steps).values():
-        if met.key not in costs:
+        if met.key is None or met.key not in costs:
             continue
         each = [at_line.get((op.name, op.line), mean.get(op.name, 0.0)) or 1e-9 for op in met.ops]
         for op, weight in zip(met.ops, each, strict=True):
-            total[by(op)] += n * costs[met.key].seconds * weight / sum(each)  # type: ignore[index]
-    return total
+            total[by(op)] += n * costs[met.key].seconds * weight / sum(each)
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def come_late(found: Sequence[Met], steps: int) -> list[Met]:

@@ -129,7 +129,7 @@ def test_names_of_ops() -> None:
 
 def test_it_is_told_with_what_the_figures_are_worth() -> None:
     modes = [Mode(name, 2e-3, 4, 12, 1e9, 1e6, 1 << 30) for name in ("strict", "fused", "whole")]
-    made = Forecast(V5E, modes, Counter({"x.py:1": 2e-3}), Counter({"Net.a": 1e-3, "Net.b": 1e-3}))
+    made = Forecast(V5E, modes, {"x.py:1": 2e-3}, {"Net.a": 1e-3, "Net.b": 1e-3})
     text = told(made, [Cure("heads", "x.py:7", "too narrow", "wider", 1e-3)], {"5 ops": "XLA: no"})
     assert "as XLA's compiler expects it" in text and "2 ms" in text and "Net.a" in text
     assert "gains about 1 ms" in text and "5 ops: XLA: no" in text
