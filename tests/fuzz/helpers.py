@@ -40,6 +40,11 @@ class Redispatched(torch.Tensor):
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 
+def laid_out(grad: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient, row by row: how it lies is the engine's choice, another one where any mode is active."""
+    return grad.to_dense() if grad.is_sparse else grad.clone(memory_format=torch.contiguous_format)
+
+
 _NUMBERS = itertools.count()
 
 

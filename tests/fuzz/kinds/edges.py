@@ -79,6 +79,6 @@ seen.append(refused(lambda: torch._efficientzerotensor((2,), dtype=D).add_(1)))
 seen.append(refused(lambda: {x}[:0].view(-1, 0)))
 seen.append(refused(lambda: {f}.flatten()[:1].expand(0, 3)))
 """.strip().splitlines() + [
-    "p = {f}.detach()[:0].clone().requires_grad_()\n(p * 2).sum().backward()\n{a} = p.grad.clone()",
-    "p = {f}.detach().clone().requires_grad_()\n(p[:0] * 2).sum().backward()\n{a} = p.grad.clone()",
+    "p = {f}.detach()[:0].clone().requires_grad_()\n(p * 2).sum().backward()\n{a} = laid_out(p.grad)",
+    "p = {f}.detach().clone().requires_grad_()\n(p[:0] * 2).sum().backward()\n{a} = laid_out(p.grad)",
 ]

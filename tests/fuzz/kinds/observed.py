@@ -14,7 +14,7 @@ STATEMENTS = [
     "_, ops = profiled(lambda: seen.append(({f} * 2).sum().item()), record_shapes=True)\nseen.append(ops)",
     "{a}, ops = profiled(lambda: {n}.cumsum({d}) + {n})\nseen.append(ops)",
     "p = {f}.detach().clone().requires_grad_()\n"
-    "profiled(lambda: (p * {f}.detach()).tanh().sum().backward(), record_shapes=True)\n{a} = p.grad.clone()",
+    "profiled(lambda: (p * {f}.detach()).tanh().sum().backward(), record_shapes=True)\n{a} = laid_out(p.grad)",
     "prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)\n"
     "prof.start()\n{w}.mul_({s})\n{a} = {f} + 1\nprof.stop()\n"
     "seen.append(sorted(e.key for e in prof.key_averages() if e.key in ('aten::add', 'aten::mul_')))",

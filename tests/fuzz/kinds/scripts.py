@@ -28,10 +28,10 @@ jit2 = torch.jit.freeze(torch.jit.script(torch.nn.Linear(2, 3).to(D).eval()))
 {a} = jit2({f}.detach().to(D).flatten()[:2])
 {a} = jit2(torch.ones((run + 1, 2), dtype=D))
 """.strip().splitlines() + [
-    "p = {f}.detach().clone().requires_grad_()\nOUTSIDE[1](p, 0.5).sum().backward()\n{a} = p.grad.clone()",
+    "p = {f}.detach().clone().requires_grad_()\nOUTSIDE[1](p, 0.5).sum().backward()\n{a} = laid_out(p.grad)",
     "p = {f}.detach().clone().requires_grad_()\nfor j in range(3):\n"
     "    {a}, = torch.autograd.grad(jit1(p.clone(), 0.5).sum(), p)",
-    "jit2(torch.ones((2, 2), dtype=D)).sum().backward()\nseen.append([u.grad.clone() for u in jit2.parameters()])",
+    "jit2(torch.ones((2, 2), dtype=D)).sum().backward()\nseen.append([laid_out(u.grad) for u in jit2.parameters()])",
     "m = torch.jit.trace(torch.nn.Linear(2, 2).to(D), torch.ones((1, 2), dtype=D))\n"
     "{a} = m({f}.detach().to(D).flatten()[:2])",
 ]

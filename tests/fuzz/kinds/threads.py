@@ -18,7 +18,7 @@ STATEMENTS = [
     "u = {f}.detach().clone()\nv = Thread(lambda: u.add_(1).mul_(2))\n{a} = {f}.detach().exp().clamp(max=5)\nv.join()",
     "p = {f}.detach().clone().requires_grad_()\ny = (p * {f}.detach()).tanh().sum()\n"
     "Thread(lambda: y.backward()).join()\n"
-    "{a} = p.grad.clone()",
+    "{a} = laid_out(p.grad)",
     "p = {f}.detach().clone().requires_grad_()\n{a} = Thread(lambda: torch.autograd.grad((p * p).sum(), p)[0]).join()",
     "with torch.no_grad():\n    {a} = Thread(lambda: ({f}.detach() * 2).sum()).join()",
     "u = Thread(lambda: {f}.detach() + 1).join()\nu.mul_(2)\nThread(lambda: u.sub_(1)).join()\n{a} = u * 2",
@@ -28,7 +28,7 @@ STATEMENTS = [
     "    {a} = torch.stack(list(pool.map(lambda j: {f}.detach() * j, range(3))))",
     "m = torch.nn.Linear(2, 2).to(D)\n"
     "v = [Thread(lambda j=j: m(torch.full((2,), j + 1.0, dtype=D)).sum()) for j in (0, 1)]\n"
-    "{a} = (v[0].join() + v[1].join()) * 1\n{a}.backward()\nseen.append([u.grad.clone() for u in m.parameters()])",
+    "{a} = (v[0].join() + v[1].join()) * 1\n{a}.backward()\nseen.append([laid_out(u.grad) for u in m.parameters()])",
     "class Failing(Exception): pass\ndef fail(): raise Failing\nv = Thread(lambda: ({f}.detach() * 2, fail()))\n"
     "try: v.join()\nexcept Failing: {a} = {f} + 2",
 ]
