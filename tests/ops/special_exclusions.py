@@ -48,6 +48,7 @@ SUMS = (
     "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "lu_unpack", "lu",
     "linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "nn.functional.rms_norm", "nn.functional.bilinear",
     "block_diag", "nn.functional.adaptive_max_pool1d", "nn.functional.adaptive_max_pool3d", "bmm", "native_batch_norm",
+    "addbmm", "baddbmm", "msort", "trace", "nn.functional.batch_norm", "tanh",
     "_batch_norm_with_update", "_native_batch_norm_legit", "native_group_norm", "_softmax_backward_data",
     "nn.functional.softmin", "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d",
     "nn.functional.adaptive_avg_pool1d", "nn.functional.adaptive_avg_pool2d", "nn.functional.adaptive_avg_pool3d",
@@ -216,6 +217,12 @@ ACCEPTED: tuple[Accepted, ...] = (
         "to them is wanted as well",
     ),
     Accepted(
+        ("tanh",),
+        ("makes NaN",),
+        ("gradients",),
+        "an infinite gradient times `1 - y * y` is NaN where `y` is 1, and infinite where it is the number before that",
+    ),
+    Accepted(
         ("nn.functional.bilinear",),
         ("infinite for NaN",),
         ("one inf", "one -inf"),
@@ -235,7 +242,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         "products and weighted sums of the largest numbers overflow, or come out a little smaller and do not",
     ),
     Accepted(
-        ("bmm", "dot", "vdot", "addr"),
+        ("bmm", "dot", "vdot", "addr", "cross"),
         ("overflows",),
         ("pairs", "largest", "lowest"),
         "a product that is too large need not be infinite where it is contracted with the sum that takes it",
@@ -282,8 +289,10 @@ ACCEPTED: tuple[Accepted, ...] = (
     ),
 )
 
-# Not run, by (op, pattern): eager itself dies, or what it returns is unwritten memory.
+# Not run, by (op, pattern): eager itself dies, or what it returns is unwritten memory, or is not defined.
+_LOW_RANK = "the gradient divides by a difference of equal singular values: whether that is 0 is up to rounding"
 UNRUN: dict[tuple[str, str], str] = {
+    **{(op, p): _LOW_RANK for op in ("svd_lowrank", "pca_lowrank") for p in ("ones", "halves", "negative")},
     ("native_batch_norm", "no elements"): "eager divides by zero in C++, which ends the process",
     ("_native_batch_norm_legit", "no elements"): "eager divides by zero in C++, which ends the process",
     ("resize_", "no elements"): "what it grows into is unwritten memory",

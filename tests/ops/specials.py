@@ -235,6 +235,8 @@ def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
         found = compare(want, got, tolerance, list(_other_ways(case, special, seed, want)), flushed)
     if found.kind and OPS[case.op].name in ONE_OF_EQUALS and _names_an_equal(special, want, got, seed):
         return Difference()
+    if found.kind and OPS[case.op].name == "msort" and _as_a_set(want, got):
+        return Difference()
     if case.op in UNWRITTEN and found.kind not in ("raises", "looks"):
         return Difference()
     if isinstance(want, list) and isinstance(got, list):
@@ -275,6 +277,14 @@ def _names_an_equal(
     if (at.sort(dim).values.diff(dim=dim) == 0).any():
         return False
     return not x.is_floating_point() or len(got) < 3 or same(grad, got[2])
+
+
+def _as_a_set(want: Any, got: Any) -> bool:
+    """Whether values are eager's and gradients are, too, but for which of equal elements each goes to."""
+    if isinstance(want, Exception) or isinstance(got, Exception) or not want[0].is_floating_point():
+        return False
+    pairs = [(a.detach().nan_to_num(7.0), b.detach().nan_to_num(7.0)) for a, b in zip(want, got, strict=True)]
+    return torch.equal(*pairs[0]) and all(torch.equal(a.flatten().sort()[0], b.flatten().sort()[0]) for a, b in pairs)
 
 
 def _numbers_of_both(want: list[Any], got: list[Any]) -> tuple[list[Any], list[Any]]:
