@@ -217,3 +217,20 @@ def test_an_op_without_a_lowering_is_named_in_the_report() -> None:
     report(reset=True)
     check(torch.linalg.eigvals, torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     assert "eigvals" in str(report()) or "linalg_eig" in str(report())
+
+
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+def test_what_has_no_form_on_the_device_is_refused(kind: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"returns a tensor of the kind .* call it on the CPU"):
+        getattr(torch.eye(3, device=TPU), kind)()
+
+
+def test_an_op_of_values_writes_no_tensor_elsewhere() -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.nonzero(torch.eye(3, device=TPU), out=torch.empty(0, dtype=torch.long))
+
+
+def test_a_dtype_that_xla_has_not_can_be_made_and_written() -> None:
+    t = torch.empty(3, 4, dtype=torch.complex32, device=TPU)
+    torch.view_as_real(t).fill_(2)
+    assert t.cpu().to(torch.complex64).tolist() == [[2 + 2j] * 4] * 3

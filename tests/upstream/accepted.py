@@ -62,6 +62,21 @@ ACCEPTED: tuple[Accepted, ...] = (
 )
 
 
+_KINDS = "the device has no quantized tensors (docs/device.md, What is not there), and says so"
+_ANY_INDEX = "it gives `index_fill` an index on the CPU, which only the CPU takes; for CUDA the test leaves that out"
+
+# Those of tests that run on a device: besides the ones above, of which the names are the same.
+ON_DEVICE: tuple[Accepted, ...] = (
+    Accepted("test_view_ops.py::TestOldViewOps*::test_flatten_cpu", _KINDS),
+    Accepted("test_view_ops.py::TestOldViewOps*::test_ravel_cpu", _KINDS),
+    Accepted("test_shape_ops.py::*::test_flip_cpu_float32", _KINDS),
+    Accepted("test_sort_and_select.py::*::test_stable_sort_against_numpy_cpu_*", _ANY_INDEX),
+    Accepted("test_indexing.py::*::test_index_put_accumulate_empty_cpu", _LATE),
+    Accepted("test_indexing.py::*::test_advancedindex_cpu_float64", _LATE),
+)
+
+
 def reason_for(test: str, mode: str) -> str | None:
-    """Why a test may differ in a mode; None if it may not."""
-    return next((row.why for row in ACCEPTED if row.covers(test, mode)), None)
+    """Why a test may differ in a mode, or in one on a device ("tpu, strict"); None if it may not."""
+    device, _, mode = mode.rpartition(", ")
+    return next((row.why for row in (*ACCEPTED, *(ON_DEVICE if device else ())) if row.covers(test, mode)), None)

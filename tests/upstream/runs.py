@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .plugin import PLAIN, VARIABLE
+from .plugin import DEVICE, PLAIN, VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "upstream"  # what passes plain, for each file: it is asked for once
@@ -48,9 +48,11 @@ def files_of(folder: Path, names: list[str]) -> list[Path]:
     return found
 
 
-def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, select: str = "") -> dict[str, Outcome]:
+def outcomes(
+    folder: Path, file: Path, mode: str, workers: int, timeout: int, select: str = "", device: str = ""
+) -> dict[str, Outcome]:
     """Run one file in a mode. Returns the outcome of each test by `class::test`; one that crashed or ran out of time
-    is a failure.
+    is a failure. Of tests on a `device` there are those that were generated for it, by the names they have for the CPU.
 
     Raises:
         RuntimeError: pytest itself could not run, with what it said.
@@ -69,15 +71,31 @@ def outcomes(folder: Path, file: Path, mode: str, workers: int, timeout: int, se
         ]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
         environment |= {VARIABLE: mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+        if device:
+            environment |= {DEVICE: device, "PYTORCH_TESTING_DEVICE_ONLY_FOR": "privateuse1"}
         environment["FUSED_EAGER_CACHE_DIR"] = str(Path(scratch, "cache"))  # what was compiled before must not matter
         said = _run(command, folder, environment, f"{file.relative_to(folder)} {mode}")
         if not xml.exists():
             raise RuntimeError(f"pytest did not run {file}:\n{said}")
         found = dict(_read(xml))
+    if device:
+        names = {test: as_on_the_cpu(test, device) for test in found}
+        return {name: found[test] for test, name in names.items() if name is not None}
     if mode == PLAIN and found:
         KEPT.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({test: [o.kind, o.said] for test, o in found.items()}))
     return found
+
+
+def as_on_the_cpu(test: str, device: str) -> str | None:
+    """The name that a test generated for a device has for the CPU; None if it was not generated for one."""
+    of, _, name = test.partition("::")
+    for suffix in (device.upper(), "PRIVATEUSE1"):
+        if of.endswith(suffix):
+            for word in (device, "privateuse1"):
+                name = re.sub(rf"_{word}(?=_|$)", "_cpu", name)
+            return f"{of.removesuffix(suffix)}CPU::{name}"
+    return None
 
 
 def _digest(file: Path, select: str) -> str:

@@ -63,6 +63,51 @@ def test_what_differs_is_named_and_judged(
     assert "| it counts modes" in capsys.readouterr().out
 
 
+ON_EACH_DEVICE = """
+import torch
+from torch.testing._internal.common_device_type import instantiate_device_type_tests, onlyCPU
+from torch.testing._internal.common_utils import TestCase
+
+class TestThings(TestCase):
+    def test_adds(self, device):
+        assert (torch.ones(3, device=device) + 1).tolist() == [2.0, 2.0, 2.0]
+
+    def test_is_at_home(self, device):
+        assert torch.ones(3, device=device).is_cpu
+
+    @onlyCPU
+    def test_of_the_cpu(self, device):
+        pass
+
+instantiate_device_type_tests(TestThings, globals())
+"""
+
+
+def test_on_a_device_a_test_is_compared_with_itself_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_each.py").write_text(ON_EACH_DEVICE)
+    given = [str(tmp_path), "--device", "tpu", "--workers", "1"]
+    assert command.main(given) == 1
+    told = capsys.readouterr().out
+    assert "test_each.py tpu, strict: 2 pass plain, 1 of them do not here" in told
+    assert "test_each.py::TestThingsCPU::test_is_at_home_cpu" in told
+    monkeypatch.setattr(accepted, "ON_DEVICE", (Accepted("*::test_is_at_home_cpu", "it is not", ("strict",)),))
+    assert command.main(given) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("TestAPRIVATEUSE1::test_b_tpu_float32", "TestACPU::test_b_cpu_float32"),
+        ("TestATPU::test_tpu_b_tpu", "TestACPU::test_cpu_b_cpu"),
+        ("TestA::test_b", None),
+    ],
+)
+def test_names_on_a_device(name: str, found: str | None) -> None:
+    assert runs.as_on_the_cpu(name, "tpu") == found
+
+
 def test_a_row_holds_for_the_modes_that_it_names() -> None:
     row = Accepted("test_a.py::*::test_b*", "why", ("strict",))
     assert row.covers("test_a.py::TestC::test_b_cpu", "strict")

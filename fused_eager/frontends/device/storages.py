@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fused_eager.fusion_rules.geometry import home_shape, is_dense
-from fused_eager.fusion_rules.spec import Spec, contiguous_strides
+from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
 from ...devices.accelerator import AcceleratorBuffer
 from ...devices.device import SEEN_AS
@@ -37,7 +37,10 @@ def empty_strided(
     spec = Spec(size, dtype, stride, SEEN_AS)
     with LOCK:
         t, b = of.new(spec, 0)
-        b.home = dtype, home_shape(spec) if is_dense(size, stride) else (b.storage.nbytes() // dtype.itemsize,)
+        if dtype not in JAX_DTYPE:  # XLA has the bytes alone
+            b.home = torch.uint8, (b.storage.nbytes(),)
+        else:
+            b.home = dtype, home_shape(spec) if is_dense(size, stride) else (b.storage.nbytes() // dtype.itemsize,)
         b.table[b.cdata] = b
     return t
 

@@ -125,7 +125,11 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
     text = f"{info.op}: {why}" if why else str(info.op)
     reason = Reason("sync.value" if reads else "sync.island", text, site.describe(site.here()))
     given = [*args, *(kwargs.get(n) for n in info.names[len(args) :])]
-    written = [t for i in info.written if i < len(given) for t in leaves([given[i]]) if is_ours(t)]
+    targets = [t for i in info.written if i < len(given) for t in leaves([given[i]]) if isinstance(t, Tensor)]
+    written = [t for t in targets if is_ours(t)]
+    if found and len(written) < len(targets):
+        found.update(f"{t.device}" for t in targets)
+        raise RuntimeError(DIFFER.format(" and ".join(sorted(found, reverse=True)), info.op))
     homes: dict[int, Tensor] = {}  # of the storages that are written, by address
     twins: dict[int, tuple[Tensor, Tensor]] = {}  # of the program's tensors: those that ATen sees
     with LOCK:
@@ -155,13 +159,17 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
     def leave(leaf: Any) -> Any:
         if id(leaf) in back:
             return back[id(leaf)]
-        return to_device(door, leaf) if _is_plain(leaf) else leaf
+        if not isinstance(leaf, Tensor) or leaf.device != SEEN_AS:
+            return leaf
+        if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+            kind = "quantized" if leaf.is_quantized else f"{leaf.layout}".removeprefix("torch.").removeprefix("_")
+            raise NotImplementedError(
+                f"{info.op} returns a tensor of the kind {kind!r}, of which {door.device.name} has none: call it on "
+                "the CPU, with t.cpu()"
+            )
+        return to_device(door, leaf)
 
     return map_leaves(leave, out)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and value.device == SEEN_AS
 
 
 def _take_back(t: Tensor, twin: Tensor, homes: dict[int, Tensor]) -> None:
