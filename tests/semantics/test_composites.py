@@ -143,3 +143,16 @@ def test_other_errors_get_no_note() -> None:
     with pytest.raises(RuntimeError, match="shape") as raised, fused_eager():
         torch.ones(3).view(2)
     assert not getattr(raised.value, "__notes__", ())
+
+
+def test_an_op_of_the_programs_that_refuses_its_arguments_runs_once(mode: str) -> None:
+    calls: list[int] = []
+
+    @torch.library.custom_op(f"tests_composites::refuses_{mode}", mutates_args=())
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        raise RuntimeError("Expected a value of type 'Tensor' for argument 'y' but instead found type 'int'.")
+
+    with pytest.raises(RuntimeError, match="argument 'y'"), fused_eager(mode=mode):
+        refuses(torch.ones(3) * 2)
+    assert calls == [1]

@@ -284,18 +284,21 @@ def _with_tensors(func: Any, args: Any, kwargs: Any, error: RuntimeError) -> tup
     take none back."""
     if "Expected a value of type 'Tensor'" not in str(error) or not isinstance(func, OpOverload):
         return None
+    made = []
 
     def tensor(value: Any, parameter: torch.Argument) -> Any:
         if type(value) not in _DTYPES or not isinstance(parameter.type, torch.TensorType):
             return value
-        return torch.scalar_tensor(value, dtype=_DTYPES[type(value)])
+        made.append(torch.scalar_tensor(value, dtype=_DTYPES[type(value)]))
+        return made[-1]
 
     named = {parameter.name: parameter for parameter in func._schema.arguments}
     with quiet.unobserved():
-        return (
+        given = (
             tuple(tensor(value, parameter) for value, parameter in zip(args, named.values(), strict=False)),
             {name: tensor(value, named[name]) for name, value in (kwargs or {}).items()},
         )
+    return given if made else None  # else an op of the program's has said so itself
 
 
 @functools.cache
