@@ -81,9 +81,9 @@ class DeviceWork(c10d.Work):
 
     _kept: ClassVar[set[DeviceWork]] = set()
 
-    def __init__(self, work: Any, finish: Callable[[], list[Tensor]]):
+    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], told: str):
         super().__init__()
-        self._work, self._finish = work, finish
+        self._work, self._finish, self._told = work, finish, told
         self._once = threading.Lock()
         self._results: list[Tensor] | None = None
         self._future: Any = None
@@ -108,9 +108,8 @@ class DeviceWork(c10d.Work):
         if self._results is None:
             try:
                 self._work.wait(timeout) if timeout else self._work.wait()
-            except BaseException:
-                self._kept.discard(self)
-                raise
+            except BaseException as error:
+                raise self._failed(error) from error
             self._finished()
         return True
 
@@ -154,10 +153,14 @@ class DeviceWork(c10d.Work):
     def _followed(self, done: Any) -> list[Tensor]:
         try:
             done.value()  # raises what the group raised
-        except BaseException:
-            self._kept.discard(self)
-            raise
+        except BaseException as error:
+            raise self._failed(error) from error
         return self._finished()
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """The group's error, with the collective and the program's line before its words."""
+        self._kept.discard(self)
+        return type(error)(f"{self._told}: {error}") if isinstance(error, RuntimeError) else error
 
 
 def _finished(row: Collective, copies: Copies, group: Any, started: float) -> Callable[[], list[Tensor]]:
@@ -187,7 +190,8 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
-        work = DeviceWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started)).boxed()
+        told = f"{row.op.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {copies.reason.site}"
+        work = DeviceWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started), told).boxed()
         return (given[names[0]], work) if isinstance(out, tuple) else work
 
     return kernel

@@ -67,6 +67,30 @@ def test_training_on_ranks_cold_and_warm(mode: str, tmp_path: Path) -> None:
         assert all(len(of or {}) == 5 for of in said)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_the_examples_learn_on_the_device_what_they_learn_on_the_cpu(name: str, tmp_path: Path) -> None:
+    """With the CPU's random numbers, so that dropout drops the same."""
+    learned = []
+    for device in ("cpu", "tpu"):
+        file = tmp_path / f"{device}.json"
+        own = {"FUSED_EAGER_RNG": "torch_cpu", "FUSED_EAGER_DEVICES": "1", "FUSED_EAGER_PROGRESS": "0"}
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+                *(f"examples/train_gpt_{name}.py", "--device", device, "--losses", str(file), "--sample", "0"),
+                *("--steps", "6", "--layers", "2", "--dim", "32", "--seq", "16", "--batch", "4"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "FUSED_EAGER_CACHE_DIR": str(tmp_path / "cache"), **own},
+            check=True,
+            timeout=400,
+        )
+        learned.append(json.loads(file.read_text()))
+    assert learned[0][-1] < learned[0][0]
+    assert learned[1] == pytest.approx(learned[0], rel=1e-3)
+
+
 def test_a_group_without_a_named_backend_serves_the_device(tmp_path: Path) -> None:
     said = ranks("default", tmp_path)
     assert wrong(said) == [] and len(said) == 2
