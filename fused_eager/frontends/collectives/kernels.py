@@ -22,6 +22,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
+from ...log.site import Site
 from ...quiet import as_eager
 from ..device import transfers
 from ..device.transfers import is_ours
@@ -33,7 +34,7 @@ Tensor = torch.Tensor
 class Copies:
     """What the host's group works on, instead of a device's tensors, and the way back."""
 
-    def __init__(self, row: Collective, place: str):
+    def __init__(self, row: Collective, place: Site):
         self.row = row
         self.reason = Reason("sync.collective", row.op, place)
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of a device's tensor
