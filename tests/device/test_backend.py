@@ -52,11 +52,28 @@ def test_events_and_streams() -> None:
 
 
 def test_modes_have_torch_tpus_names() -> None:
-    before = torch.tpu.get_eager_mode()
-    with torch.tpu.eager_mode(torch.tpu.EagerMode.DEFER_NEVER):
-        assert torch.tpu.get_eager_mode() is torch.tpu.EagerMode.DEFER_NEVER
+    modes, before = torch.tpu.EagerMode, torch.tpu.eager_mode
+    with torch.tpu.set_eager_mode(modes.DEFER_NEVER):
+        assert torch.tpu.eager_mode is torch.tpu.get_eager_mode() is modes.DEFER_NEVER
         assert (torch.ones(3, device=TPU) + 1).tolist() == [2, 2, 2]
-    assert torch.tpu.get_eager_mode() is before
+        torch.tpu.eager_mode = modes.DEFER_NEVER_AND_LAUNCH_BLOCKING
+        assert torch.tpu.get_eager_mode() is modes.DEFER_NEVER_AND_LAUNCH_BLOCKING
+    assert torch.tpu.eager_mode is before
+    torch.tpu.set_eager_mode(modes.DEFER_NEVER)
+    assert torch.tpu.eager_mode is modes.DEFER_NEVER
+    torch.tpu.eager_mode = before
+
+
+def test_memory_is_told_to_people_and_devices_are_meant_by_tensors() -> None:
+    told = torch.tpu.memory_summary()
+    assert "tpu:0" in told and "of living tensors" in told
+    assert torch.tpu.max_memory_reserved() >= torch.tpu.memory_reserved() >= 0
+    last = torch.tpu.device_count() - 1
+    with torch.tpu.device_of(torch.ones(2, device=torch.device("tpu", last))):
+        assert torch.tpu.current_device() == last
+        with torch.tpu.device_of(torch.ones(2)):
+            assert torch.tpu.current_device() == last
+    assert torch.tpu.current_device() == 0
 
 
 def test_a_forked_child_is_refused_and_does_not_hang() -> None:

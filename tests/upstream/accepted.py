@@ -70,6 +70,7 @@ ON_DEVICE: tuple[Accepted, ...] = (
     Accepted("test_view_ops.py::TestOldViewOps*::test_flatten_cpu", _KINDS),
     Accepted("test_view_ops.py::TestOldViewOps*::test_ravel_cpu", _KINDS),
     Accepted("test_shape_ops.py::*::test_flip_cpu_float32", _KINDS),
+    Accepted("test_type_promotion.py::*::test_sparse_*", _KINDS.replace("quantized", "sparse")),
     Accepted("test_sort_and_select.py::*::test_stable_sort_against_numpy_cpu_*", _ANY_INDEX),
     Accepted("test_indexing.py::*::test_index_put_accumulate_empty_cpu", _LATE),
     Accepted("test_indexing.py::*::test_advancedindex_cpu_float64", _LATE),

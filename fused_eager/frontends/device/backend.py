@@ -83,6 +83,12 @@ def device(device: Any) -> Iterator[None]:
         CURRENT[0] = before
 
 
+def device_of(obj: Any) -> Any:
+    """Mean the device of a tensor or storage in the body; of what is elsewhere none."""
+    at = getattr(obj, "device", None)
+    return device(at if at is not None and at.type == torch._C._get_privateuse1_backend_name() else None)
+
+
 def exchange_device(device: int) -> int:
     """Mean this device from here on. Returns the one that was meant; a negative number changes nothing."""
     before = CURRENT[0]
@@ -198,6 +204,25 @@ def max_memory_allocated(device: Any = None) -> int:
 def memory_reserved(device: Any = None) -> int:
     """The bytes that the platform has taken from the system."""
     return memory_stats(device).get("bytes_reserved", memory_allocated(device))
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """The same, as far as the platform keeps an account of it: what is taken stays taken."""
+    return max(memory_reserved(device), max_memory_allocated(device))
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """What a device's memory holds, for people."""
+    free, total = mem_get_info(device)
+    rows = {
+        "of living tensors": memory_allocated(device),
+        "most at once": max_memory_allocated(device),
+        "taken by the platform": memory_reserved(device),
+        "free": free,
+        "in all": total,
+    }
+    lines = [f"{_door(device).device.name}, {get_device_name(device)}"]
+    return "\n".join([*lines, *(f"  {name:<22} {n:>18,} B" for name, n in rows.items())])
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -357,25 +382,36 @@ def get_eager_mode() -> EagerMode:
     return EagerMode(DOORS[0].stream.config.mode)
 
 
-def set_eager_mode(mode: EagerMode) -> None:
-    """Choose how ops run on all devices, from here on."""
-    set_options(mode=mode.value)
+class set_eager_mode:
+    """Choose how ops run on all devices: from here on, or in the body of a `with`."""
+
+    def __init__(self, mode: EagerMode):
+        self._before = get_eager_mode()
+        set_options(mode=EagerMode(mode).value)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        set_options(mode=self._before.value)
 
 
-@contextmanager
-def eager_mode(mode: EagerMode) -> Iterator[None]:
-    """Choose how ops run in the body."""
-    before = get_eager_mode()
-    set_eager_mode(mode)
-    try:
-        yield
-    finally:
-        set_eager_mode(before)
+class _Module(types.ModuleType):
+    """The module's type, for what can be assigned to."""
+
+    @property
+    def eager_mode(self) -> EagerMode:
+        """How ops run on all devices; assign to it to choose another mode."""
+        return get_eager_mode()
+
+    @eager_mode.setter
+    def eager_mode(self, mode: EagerMode) -> None:
+        set_eager_mode(mode)
 
 
 def module(name: str, simulated: bool) -> types.ModuleType:
     """The module `torch.<name>`."""
-    made = types.ModuleType(f"torch.{name}", __doc__)
+    made = _Module(f"torch.{name}", __doc__)
     for key, value in globals().items():
         if not key.startswith("__") and key not in ("module", "annotations"):
             setattr(made, key, value)
