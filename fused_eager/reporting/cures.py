@@ -100,6 +100,8 @@ def wide_products(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
     after = what_if(rows, "medium")
     gained = sum(row.runs * max(row.cost.seconds - after.get(row.key, row.cost.seconds), 0.0) for row in rows)
     worst = max(rows, key=lambda row: row.seconds)
+    if not gained:  # small ones take no longer
+        return
     yield Cure(
         "precision",
         worst.op.line,

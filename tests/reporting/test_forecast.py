@@ -110,6 +110,11 @@ def test_float32_products_gain_what_the_compiler_says() -> None:
     assert found(alone("aten::mm", *[("float32", (128, 128))] * 2, precision="medium")) == []
 
 
+def test_float32_products_that_would_gain_nothing_are_no_fault() -> None:
+    row = alone("aten::mm", *[("float32", (128, 128))] * 2)
+    assert cures(Forecast(V5E, [], alone=[row]), lambda rows, precision: {row.key: row.cost.seconds}) == []
+
+
 def test_islands_and_regions_that_come_anew() -> None:
     some = found(alone("aten::relu"), islands={"aten::nonzero": 6}, late=[met("a", {5: 1})])
     assert {cure.kind for cure in some} == {"island", "recompiles"}
