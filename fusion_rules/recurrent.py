@@ -172,7 +172,8 @@ def _derived(
     given = (hx, cx, w_hh, b_hh, w_hr)
     with torch.enable_grad():
         again = [None if t is None else t.detach().requires_grad_() for t in (gates, *given)]
-        made = by_steps(*again, sizes, cell, reverse)[:3]  # type: ignore[arg-type]
+        every: Any = (*again, sizes, cell, reverse)
+        made = by_steps(*every)[:3]
         pairs = [(m, d) for m, d in zip(made, (d_out, d_hy, d_cy), strict=True) if d is not None and m.requires_grad]
         wanted = [t for t in again if t is not None]
         found = iter(

@@ -6,6 +6,7 @@ a derivative is wanted, or a tangent, that form is used, which has them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,8 @@ class _Layer(torch.autograd.Function):
         given, left = saved[:6], saved[6:]
         wanted = [t for t, needs in zip(given, ctx.needs_input_grad, strict=False) if needs]
         if torch.is_grad_enabled():  # of this derivative another one may be asked
-            made = by_steps(*given, left[0], *ctx.how)[:3]
+            every: Any = (*given, left[0], *ctx.how)
+            made = by_steps(*every)[:3]
             pairs = [(m, d) for m, d in zip(made, grads, strict=True) if d is not None]
             of = iter(
                 torch.autograd.grad([m for m, _ in pairs], wanted, [d for _, d in pairs], create_graph=True,
@@ -74,7 +76,8 @@ class _Packed:
         first = batch_sizes.cumsum(0) - batch_sizes
         rows = torch.where(there, first[:, None] + torch.arange(batch), 0)
         places = torch.arange(time * batch).view(time, batch)[there]
-        return cls(*(transfers.to_device(at, t.contiguous()) for t in (batch_sizes, rows.flatten(), places)), batch)
+        put = functools.partial(transfers.to_device, at)
+        return cls(put(batch_sizes.contiguous()), put(rows.flatten()), put(places), batch)
 
     def pad(self, data: Tensor) -> Tensor:
         return data.index_select(0, self.padded).view(len(self.sizes), self.batch, *data.shape[1:])
