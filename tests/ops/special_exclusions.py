@@ -292,12 +292,12 @@ ACCEPTED: tuple[Accepted, ...] = (
 
 # Not run, by (op, pattern): eager itself dies, or what it returns is unwritten memory, or is not defined.
 _LOW_RANK = "the gradient divides by a difference of equal singular values: whether that is 0 is up to rounding"
-_POSITION = "where a position is NaN, eager's vector code for gradients writes outside of its memory, and may crash"
+_POSITION = "where a position is not finite, eager's vector code for gradients writes outside of its memory, and may crash"
 UNRUN: dict[tuple[str, str], str] = {
     **{
         (op, pattern): _POSITION
         for op in ("nn.functional.grid_sample", "grid_sampler_2d")
-        for pattern in ("nan", "one nan", "cycle", "cycles", "pairs")
+        for pattern in NOT_FINITE
     },
     **{(op, p): _LOW_RANK for op in ("svd_lowrank", "pca_lowrank") for p in ("ones", "halves", "negative")},
     ("native_batch_norm", "no elements"): "eager divides by zero in C++, which ends the process",
