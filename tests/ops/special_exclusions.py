@@ -292,7 +292,7 @@ ACCEPTED: tuple[Accepted, ...] = (
 
 # Not run, by (op, pattern): eager itself dies, or what it returns is unwritten memory, or is not defined.
 _LOW_RANK = "the gradient divides by a difference of equal singular values: whether that is 0 is up to rounding"
-_POSITION = "where a position is not finite, eager's vector code for gradients writes outside of its memory, and may crash"
+_POSITION = "where a position is not finite, eager's vector code for gradients writes outside of its memory"
 UNRUN: dict[tuple[str, str], str] = {
     **{
         (op, pattern): _POSITION
