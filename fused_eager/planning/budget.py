@@ -3,9 +3,12 @@
 A loop over the elements of a tensor, a numerical derivative, a table filled cell by cell: thousands of small ops, each
 of another form (another place in the tensor, another shape), all from one line. Each form is machine code of its own,
 which takes XLA a hundredth of a second or, by the kind of op, several (`costs`), and saves some of the millionths of a
-second that ATen takes for it. A line has its first forms compiled as any other, and fewer of them once all lines of
-the program together have had many (a comparison of two tensors is twenty ops on as many lines). What compiling further
-ones costs is weighed against what ATen takes for the stream, as often as it has come, or may be hoped to come.
+second that ATen takes for it.
+
+A line has its first forms compiled as any other. Once all lines of the program together have had many (a comparison of
+two tensors is twenty ops on as many lines), a line that has had a few before has no more of them; a model whose layers
+come all at once from a new line has. What compiling further ones costs is weighed against what ATen takes for the
+stream, as often as it has come, or may be hoped to come.
 
 Everything here is counted or looked up and nothing measured: what is compiled does not hang on how busy the machine is.
 """
@@ -22,7 +25,7 @@ from .costs import seconds_of
 
 FORMS = 64  # of one op on one line that are compiled like any other,
 SPENT = 3.0  # if that takes no more than so many seconds,
-FEW = 8  # and so many once forms beyond that have taken
+FEW = 8  # and so many in streams before, once forms beyond that have taken
 TOGETHER = 5.0  # seconds, on all lines of the program
 REGION = 0.05  # seconds that any region takes to trace, to hand to the compiler and to load
 HOPED = 100  # times that any stream may be hoped to come
@@ -72,6 +75,7 @@ class Lines:
         """How many seconds compiling takes for the ops of a stream that have a form beyond the first ones of their
         line. Their forms are among the first ones from then on, as far as these go."""
         found, own_share = 0.0, REGION / max(len(nodes), 1)
+        before: dict[Hashable, int] = {}  # forms that each line has had in other streams
         for node in nodes:
             line = (node.op, node.place and node.place[:2])
             seen = self.forms.get(line)
@@ -81,8 +85,9 @@ class Lines:
             if own in seen:
                 continue
             cost = seconds_of(node.op)
-            first = min(FORMS, SPENT / cost) if self.further < TOGETHER else min(FEW, SPENT / cost)
-            if len(seen) >= first:
+            had = before.setdefault(line, len(seen))
+            many = self.further >= TOGETHER and had >= FEW
+            if many or len(seen) >= min(FORMS, SPENT / cost):
                 found += cost
                 continue
             if len(seen) >= FEW:

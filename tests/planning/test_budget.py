@@ -64,6 +64,17 @@ def test_many_lines_have_fewer_forms_each() -> None:
     assert counts[: full - 1] == [FORMS] * (full - 1) and counts[full:] == [FEW] * (20 - full)
 
 
+def test_a_model_on_a_new_line_is_no_loop_over_forms() -> None:
+    """However many one-off forms a session has had: its layers come all at once, and again the next step."""
+    lines = Lines()
+    lines.further = TOGETHER
+    model = _various(3 * FEW)
+    for each in model:
+        each.place = (lengths.__code__, 1)
+    assert lines.pays(model, "model")
+    assert lines.surplus(model) == 0
+
+
 def test_small_ops_of_many_forms_pay_when_they_have_come_often_enough() -> None:
     nodes = _various(10)
     assert pays(nodes, 0.0) and not pays(nodes, 0.1)
