@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +106,43 @@ def test_a_device_can_draw_what_the_cpu_draws(name: str) -> None:
     there = DRAWS[name](torch.zeros(6, 7, device=TPU)).cpu()
     torch.manual_seed(11)
     assert torch.equal(there, DRAWS[name](torch.zeros(6, 7)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-(2**63), None), (-(2**62) - 5, 2**62 + 9), (-(2**63) + 3, 2**62), (0, None)])
+def test_whole_numbers_of_ranges_that_63_bits_do_not_tell_apart(low: int, high: int | None) -> None:
+    """Each quarter of the range gets its share, and nothing lies outside."""
+    t = torch.empty(4000, dtype=torch.int64, device="tpu").random_(low, high).cpu()
+    top = 2**63 - 1 if high is None else high - 1
+    assert int(t.min()) >= low and int(t.max()) <= top
+    shares = [float(((t.double() - low) / (top - low) < q).double().mean()) for q in (0.25, 0.5, 0.75)]
+    span = top - low + 1
+    modulo = (2**64 - span) % span / span  # so much of the range comes twice, as in ATen
+    expected = [min(q, modulo) / (1 + modulo) + q / (1 + modulo) for q in (0.25, 0.5, 0.75)]
+    assert shares == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda d: torch.randint(6, (3,), device=d, dtype=torch.complex64),
+        lambda d: torch.rand(3, device=d, dtype=torch.int32),
+        lambda d: torch.rand(5, 0, device=d, dtype=torch.int32),
+        lambda d: torch.zeros(3, dtype=torch.uint8, device=d).random_(0, 500),
+        lambda d: torch.zeros(3, device=d).random_(5, 5),
+        lambda d: torch.zeros(3, dtype=torch.complex64, device=d).exponential_(),
+        lambda d: torch.zeros(3, device=d).exponential_(-1),
+        lambda d: torch.zeros(3, dtype=torch.int32, device=d).log_normal_(),
+        lambda d: torch.zeros(3, dtype=torch.int32, device=d).cauchy_(),
+        lambda d: torch.zeros(3, device=d).normal_(0, -1),
+        lambda d: torch.zeros(3, device=d).uniform_(2, 1),
+        lambda d: torch.zeros(3, device=d).geometric_(1.5),
+        lambda d: torch.zeros(3, device=d).bernoulli_(-0.5),
+        lambda d: torch.empty_strided((2, 3), (1,), device=d),
+    ],
+)
+def test_what_eager_does_not_draw_raises_eager_s_words(draw: Any) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        draw("cpu")
+    with pytest.raises(type(eager.value)) as ours:
+        draw("tpu")
+    assert str(ours.value) == str(eager.value)

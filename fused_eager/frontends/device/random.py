@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...quiet import as_eager
 from ...tracing.opinfo import OpInfo, info_of
 from . import transfers
 from .doors import DOORS, door_of, unseen
@@ -20,7 +21,7 @@ from .doors import DOORS, door_of, unseen
 Tensor = torch.Tensor
 _OPS = torch.ops.fused_eager
 _STATE = struct.Struct("<QQ")  # seed, offset
-_MOST = (1 << 63) - 1
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Generator:
@@ -78,19 +79,7 @@ def uniform(t: Tensor) -> Tensor:
     return _drawn(_OPS.random_uniform, t, _in_float(t))
 
 
-def _floating(t: Tensor, name: str) -> None:
-    if not (t.dtype.is_floating_point or t.dtype.is_complex):
-        raise RuntimeError(f'"{name}" not implemented for \'{_NAMES.get(t.dtype, t.dtype)}\'')
-
-
-_NAMES = {torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-          torch.bool: "Bool"}  # fmt: skip
-
-
 def uniform_(self: Tensor, from_: float = 0, to: float = 1) -> Tensor:
-    _floating(self, "check_uniform_bounds")
-    if from_ > to:
-        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={from_} > to={to}")
     if self.dtype.is_complex:
         torch.view_as_real(self).uniform_(from_, to)
         return self
@@ -101,9 +90,6 @@ def uniform_(self: Tensor, from_: float = 0, to: float = 1) -> Tensor:
 
 
 def normal_(self: Tensor, mean: float = 0, std: float = 1) -> Tensor:
-    if std < 0:
-        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
-    _floating(self, "normal_kernel_cpu")
     if self.dtype.is_complex:
         torch.view_as_real(self).normal_(0, std * math.sqrt(0.5))
         return self.add_(mean) if mean else self
@@ -115,14 +101,10 @@ def _normal(t: Tensor, mean: float, std: float) -> Tensor:
 
 
 def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
-    if lambd <= 0:
-        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
     return self.copy_(torch.log1p(-uniform(self)) / -lambd)
 
 
 def log_normal_(self: Tensor, mean: float = 1, std: float = 2) -> Tensor:
-    if std <= 0:
-        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
     return self.copy_(torch.exp(_normal(self, mean, std)))
 
 
@@ -131,14 +113,10 @@ def cauchy_(self: Tensor, median: float = 0, sigma: float = 1) -> Tensor:
 
 
 def geometric_(self: Tensor, p: float) -> Tensor:
-    if not 0 < p < 1:
-        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
     return self.copy_(torch.ceil(torch.log1p(-uniform(self)) / math.log1p(-p)).clamp(min=1))
 
 
 def bernoulli_(self: Tensor, p: float = 0.5) -> Tensor:
-    if not 0 <= p <= 1:
-        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     return self.copy_(uniform(self) < p)
 
 
@@ -156,15 +134,24 @@ def bernoulli_p(self: Tensor, p: float) -> Tensor:
 
 def _integers(self: Tensor, low: int, high: int) -> Tensor:
     """Whole numbers from [low, high). (What the remainder is off by is less than one in 2^31 for ranges below 2^32.)"""
-    if low >= high:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     bits = _drawn(_OPS.random_bits, self, torch.int64)
     span = high - low
-    return self.copy_((bits % span if span <= _MOST else bits) + low)
+    if span > _MOST:
+        # As ATen: 64 bits modulo the range. They are written as the signed number 2**63 less, and sums wrap around.
+        drawn = torch.where((_drawn(_OPS.random_bits, self, torch.int64) & 1) == 0, bits + _LEAST, bits)
+        inside = drawn + _wrapped(low - _LEAST)
+        if span == 1 << 64:
+            return self.copy_(inside)
+        return self.copy_(torch.where(drawn < span + _LEAST, inside, drawn + _wrapped(low - _LEAST - span)))
+    return self.copy_(bits % span + low)
+
+
+def _wrapped(n: int) -> int:
+    return (n + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def random_from(self: Tensor, from_: int, to: int | None) -> Tensor:
-    return _integers(self, from_, _top(self) if to is None else to)
+    return _integers(self, from_, _top(self, including=True) if to is None else to)
 
 
 def random_to(self: Tensor, to: int) -> Tensor:
@@ -175,11 +162,13 @@ def random_(self: Tensor) -> Tensor:
     return _integers(self, 0, _top(self))
 
 
-def _top(t: Tensor) -> int:
-    """One more than the largest whole number that a tensor's dtype holds, with all below it."""
+def _top(t: Tensor, including: bool = False) -> int:
+    """One more than the largest whole number that a tensor's dtype holds, with all below it; of int64 that number alone
+    unless it is to be `including`."""
     if t.dtype.is_floating_point:
         return int(2 ** (-math.log2(torch.finfo(t.dtype).eps) + 1)) + 1
-    return 2 if t.dtype is torch.bool else min(torch.iinfo(t.dtype).max + 1, _MOST)
+    top = 2 if t.dtype is torch.bool else torch.iinfo(t.dtype).max + 1
+    return top if including else min(top, _MOST)
 
 
 def randperm_out(n: int, *, out: Tensor) -> Tensor:
@@ -235,6 +224,19 @@ _OWN: dict[str, Callable[..., Any]] = {
 }
 
 
+_TRIED = torch.Generator()  # nobody's
+
+
+def _check(op: Any, self: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Raise what eager raises for a dtype and numbers, which it alone knows: by one draw of ATen's, or none."""
+    with as_eager():
+        op(torch.empty(min(self.numel(), 1), dtype=self.dtype), *args, generator=_TRIED, **kwargs)
+
+
+# In-place draws whose other arguments are numbers.
+_CHECKED = frozenset(name for name in _OWN if name.partition(".")[2].partition(".")[0].endswith("_")) - {
+    "aten.bernoulli_.Tensor"
+}
 _EITHER = frozenset({"aten.native_dropout.default"})  # they know themselves how CPU tensors draw
 
 
@@ -246,6 +248,8 @@ def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if generator is not None or (draws_as_cpu() and name not in _EITHER):
             return of_host(*args, generator=generator, **kwargs)
+        if name in _CHECKED:
+            _check(info.op, *args, **kwargs)
         # A schema calls `from` what Python cannot.
         return body(*args, **{"from_" if k == "from" else k: v for k, v in kwargs.items()})
 

@@ -32,6 +32,9 @@ def empty_strided(
     dtype = dtype or torch.get_default_dtype()
     size, stride = tuple(size), tuple(stride)
     of = named_door(device).device
+    if len(size) != len(stride):
+        n, m = len(size), len(stride)
+        raise RuntimeError(f"dimensionality of sizes ({n}) must match dimensionality of strides ({m})")
     if any(n < 0 for n in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     spec = Spec(size, dtype, stride, SEEN_AS)

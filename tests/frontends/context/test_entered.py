@@ -83,11 +83,10 @@ def test_a_context_ends_with_a_mode_of_the_programs_around_it() -> None:
     assert notes() == [False] * len(NOTES)
 
 
-def test_dynamo_compiles_after_contexts_that_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_compiles_after_contexts_that_overlapped() -> None:
     import torch._dynamo.config as config
 
-    if hasattr(config, "inline_torch_dispatch_torch_compile"):  # else it asks the notes in any case
-        monkeypatch.setattr(config, "inline_torch_dispatch_torch_compile", False)
+    older = {"inline_torch_dispatch_torch_compile": False}  # without it Dynamo asks the notes in any case
     graphs: list[Any] = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +98,9 @@ def test_dynamo_compiles_after_contexts_that_overlapped(monkeypatch: pytest.Monk
 
     torch._dynamo.reset()
     overlapping(fused_eager, fused_eager, lambda: None)
-    torch.compile(function, backend=backend)(torch.ones(3))
+    # Its own patch: pytest's would have the setting gone afterwards.
+    with config.patch({name: value for name, value in older.items() if hasattr(config, name)}):
+        torch.compile(function, backend=backend)(torch.ones(3))
     assert len(graphs) == 1
 
 
