@@ -108,7 +108,10 @@ def test_a_device_can_draw_what_the_cpu_draws(name: str) -> None:
     assert torch.equal(there, DRAWS[name](torch.zeros(6, 7)))
 
 
-@pytest.mark.parametrize(("low", "high"), [(-(2**63), None), (-(2**62) - 5, 2**62 + 9), (-(2**63) + 3, 2**62), (0, None)])
+RANGES = [(-(2**63), None), (-(2**62) - 5, 2**62 + 9), (-(2**63) + 3, 2**62), (0, None)]
+
+
+@pytest.mark.parametrize(("low", "high"), RANGES)
 def test_whole_numbers_of_ranges_that_63_bits_do_not_tell_apart(low: int, high: int | None) -> None:
     """Each quarter of the range gets its share, and nothing lies outside."""
     t = torch.empty(4000, dtype=torch.int64, device="tpu").random_(low, high).cpu()
