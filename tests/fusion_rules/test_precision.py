@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 import torch
+from fused_eager.fusion_rules.platforms import lowering_for
 from fused_eager.fusion_rules.precision import accumulator, conv_precision, matmul_precision, rounded, switches
-from fused_eager.fusion_rules.spec import Spec
 from jax.lax import Precision
 
 
@@ -20,10 +20,6 @@ def restored() -> Iterator[None]:
     torch.set_float32_matmul_precision(level)
 
 
-def spec(device: str) -> Spec:
-    return Spec((1,), torch.float32, (1,), torch.device(device))
-
-
 @pytest.mark.parametrize(("level", "want"), [
     ("highest", Precision.HIGHEST), ("high", Precision.HIGH), ("medium", Precision.DEFAULT)])
 def test_matmul_follows_torch(level: str, want: Precision) -> None:
@@ -32,14 +28,20 @@ def test_matmul_follows_torch(level: str, want: Precision) -> None:
     assert ("float32_matmul_precision", level) in switches()
 
 
-def test_convolutions_follow_cudnn_on_cuda_alone() -> None:
+def test_convolutions_follow_cudnn_on_gpus_and_products_elsewhere() -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-        assert conv_precision(spec("cuda")) == Precision.HIGH
-        assert conv_precision(spec("cpu")) == Precision.HIGHEST
+        with lowering_for("cuda"):
+            assert conv_precision() == Precision.HIGH
+        assert conv_precision() == Precision.HIGHEST
         before = switches()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        assert conv_precision(spec("cuda")) == Precision.HIGHEST
+        with lowering_for("cuda"):
+            assert conv_precision() == Precision.HIGHEST
         assert switches() != before
+    torch.set_float32_matmul_precision("medium")
+    with lowering_for("tpu"):
+        assert conv_precision() == Precision.DEFAULT
+    assert conv_precision() == Precision.HIGHEST
 
 
 def test_accumulators() -> None:
