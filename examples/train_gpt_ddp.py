@@ -1,9 +1,9 @@
 """Train the small GPT of `train_gpt.py` on several processes, each with a copy of the model (DistributedDataParallel).
 
-    FUSED_EAGER_DEVICES=1 torchrun --nproc-per-node 2 examples/train_gpt_ddp.py --device tpu --steps 50
+    torchrun --nproc-per-node 2 examples/train_gpt_ddp.py --steps 50
 
-On `--device cpu` it is plain PyTorch over gloo. Every rank draws windows of its own; the loss that is printed is the
-mean of all ranks. Rank 0 writes a sample alone: other ranks need not take part.
+Plain PyTorch. Every rank draws windows of its own; the loss that is printed is the mean of all ranks. Rank 0 writes a
+sample alone: other ranks need not take part.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def train(args: argparse.Namespace, shard: Shard) -> list[float]:
 def main(shard: Shard, argv: Sequence[str] | None = None) -> None:
     """Join the process group that torchrun has arranged, train, and leave it."""
     args = parse(argv)
-    if args.device != "cpu":
-        import fused_eager.tpu  # noqa: F401  (the device, and the backend that serves it)
-    dist.init_process_group("gloo" if args.device == "cpu" else "fused_eager")
+    dist.init_process_group()
     try:
         losses = train(args, shard)
         if args.losses and dist.get_rank() == 0:

@@ -1,6 +1,6 @@
 """Train the small GPT of `train_gpt.py` on several processes that share its weights out (FSDP2, `fully_shard`).
 
-    FUSED_EAGER_DEVICES=1 torchrun --nproc-per-node 2 examples/train_gpt_fsdp.py --device tpu --steps 50
+    torchrun --nproc-per-node 2 examples/train_gpt_fsdp.py --steps 50
 
 Each process keeps a part of every weight, gathers a block's weights before it is computed, and lets go of them after.
 """

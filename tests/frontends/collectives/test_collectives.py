@@ -78,6 +78,7 @@ def test_the_examples_learn_on_the_device_what_they_learn_on_the_cpu(name: str, 
         subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+                *(() if device == "cpu" else ("-m", "fused_eager", "run", "--device", "tpu")),
                 *(f"examples/train_gpt_{name}.py", "--device", device, "--losses", str(file), "--sample", "0"),
                 *("--steps", "6", "--layers", "2", "--dim", "32", "--seq", "16", "--batch", "4"),
             ],
