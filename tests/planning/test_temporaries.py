@@ -100,8 +100,8 @@ def test_a_training_step_is_trained_in_parts_that_take_no_more(name: str, monkey
     taken: list[int] = []
     compile = xla.compiled
 
-    def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        made = compile(lowered)
+    def compiled(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
+        made = compile(lowered, platform)
         taken.append(made.memory_analysis().temp_size_in_bytes)
         return made
 
