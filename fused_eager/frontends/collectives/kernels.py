@@ -37,8 +37,9 @@ class Copies:
     def __init__(self, row: Collective, place: Site):
         self.row = row
         self.reason = Reason("sync.collective", row.op, place)
-        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of a device's tensor
-        self._written: list[tuple[Tensor, Tensor]] = []
+        # By the identity of a tensor. What is read alone has a twin of its own: the same tensor may be written, too.
+        self._read: dict[int, tuple[Tensor, Tensor]] = {}
+        self._written: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, name: str, value: Any) -> Any:
         """An argument as the host's group takes it."""
@@ -47,8 +48,8 @@ class Copies:
         return value
 
     def _twin(self, name: str, t: Tensor) -> Tensor:
-        found = self._twins.get(id(t))
-        if found is None:
+        twins = self._read if name in self.row.reads else self._written
+        if id(t) not in twins:
             with as_eager():
                 if name in self.row.writes:
                     twin = torch.empty(t.shape, dtype=t.dtype)
@@ -56,21 +57,19 @@ class Copies:
                     twin = transfers.to_host(t, self.reason).contiguous()
                     if name in self.row.updates:
                         twin = twin.clone()
-            found = self._twins[id(t)] = t, twin
-        if name not in self.row.reads and not any(found[0] is t for t, _ in self._written):
-            self._written.append(found)
-        return found[1]
+            twins[id(t)] = t, twin
+        return twins[id(t)][1]
 
     @property
     def nbytes(self) -> int:
         """Of all tensors that are taken."""
-        return sum(twin.nbytes for _, twin in self._twins.values())
+        return sum(twin.nbytes for _, twin in (*self._read.values(), *self._written.values()))
 
     def put_back(self) -> list[Tensor]:
         """Give the device's tensors what has been written; they are returned."""
-        for t, twin in self._written:
+        for t, twin in self._written.values():
             transfers.copy_(t, twin)
-        return [t for t, _ in self._written]
+        return [t for t, _ in self._written.values()]
 
 
 class DeviceWork(c10d.Work):

@@ -94,6 +94,15 @@ def all_gather(d: str) -> Any:
 
 
 @program("ops")
+def all_gather_of_what_lies_in_its_place(d: str) -> Any:
+    """The same tensor is read and written."""
+    out = [room(d, 2) for _ in range(WORLD)]
+    out[RANK] += numbers(d, 2)
+    dist.all_gather(out, out[RANK])
+    return out
+
+
+@program("ops")
 def all_gather_into_tensor(d: str) -> Any:
     out = room(d, 2 * WORLD)
     dist.all_gather_into_tensor(out, numbers(d, 2))
