@@ -10,6 +10,7 @@ from jax import lax
 
 from .convolution import Native, Window
 from .lowering import Context, NoLowering
+from .platforms import variants
 from .precision import accumulator, conv_precision
 from .rule import OpClass, rule
 
@@ -99,6 +100,12 @@ def convolution_backward(
     return tuple(results)
 
 
+@variants
+def forward(win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
+    """A convolution, not transposed, that is all of an op: how its images lie is nobody's business."""
+    return run(NATIVE, "forward", win, x, w)
+
+
 @rule("conv_tbc.default", OpClass.CONVOLUTION)
 def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
     """Time, batch, channel: self `[T, B, C]`, weight `[K, C, O]`."""
@@ -107,5 +114,5 @@ def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> An
     if empty(x.shape, w.shape, out.shape):
         y = jnp.zeros((out.shape[1], out.shape[2], out.shape[0]), x.dtype)
     else:
-        y = run(NATIVE, "forward", window(x.shape[2:], out.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1), x, w)
+        y = forward(window(x.shape[2:], out.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1), x, w)
     return with_bias(y, bias).transpose(2, 0, 1)

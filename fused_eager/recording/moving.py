@@ -22,4 +22,3 @@ def is_seen_to_move(operand: Hashable, offset: int) -> bool:
     if first is not None:
         _FIRST[operand] = first = first if first == offset else None
     return first is None
-

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import lower_conv
 from ..convolution import Native, Window
-from ..lower_conv import bias_gradient, empty, geometry, window, with_bias
+from ..lower_conv import bias_gradient, empty, geometry, with_bias
 from ..lowering import Context, NoLowering
 from ..precision import accumulator
 from ..rule import OpClass, rule
@@ -29,6 +29,12 @@ def _run(form: Any, product: str, win: Window, a: jax.Array, b: jax.Array) -> ja
     if isinstance(form, (Native, Split)):
         a, b = a.astype(accumulator(a.dtype)), b.astype(accumulator(b.dtype))
     return lower_conv.run(form, product, win, a, b)
+
+
+@lower_conv.forward.on("cpu")
+def forward(win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
+    """In the form of several that is fastest for the geometry."""
+    return _run(choose("forward", win, x.shape[0], (x.shape[1], w.shape[0]), x.dtype), "forward", win, x, w)
 
 
 @rule("convolution.default", OpClass.CONVOLUTION, platform="cpu")
@@ -82,16 +88,3 @@ def convolution_backward(
     if output_mask[2]:
         results.append(bias_gradient(grad_output))
     return tuple(results)
-
-
-@rule("conv_tbc.default", OpClass.CONVOLUTION, platform="cpu")
-def conv_tbc(cx: Context, self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
-    """The form of several that is fastest for the geometry. Self is `[T, B, C]`, weight `[K, C, O]`."""
-    x, w = self.transpose(1, 2, 0), weight.transpose(2, 1, 0)
-    out = cx.out[0]
-    if empty(x.shape, w.shape, out.shape):
-        y = jnp.zeros((out.shape[1], out.shape[2], out.shape[0]), accumulator(out.dtype))
-    else:
-        win = window(x.shape[2:], out.shape[:1], w.shape[2:], (1,), (pad,), (1,), 1)
-        y = _run(choose("forward", win, x.shape[0], (x.shape[1], w.shape[0]), x.dtype), "forward", win, x, w)
-    return with_bias(y, bias).transpose(2, 0, 1)
