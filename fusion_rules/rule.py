@@ -113,6 +113,7 @@ def rule(
     may_raise: bool = False,
     alone: bool = False,
     note: str = "",
+    defines: bool = False,
     platform: str = platforms.ANY,
 ) -> Callable[[Lowering], Lowering]:
     """Decorator: enter one lowering for one or several overloads, named without namespace ("add.Tensor") or with.
@@ -131,7 +132,7 @@ def rule(
         for op in [ops] if isinstance(ops, str) else ops:
             name = op if op.count(".") > 1 else f"aten.{op}"
             raising = may_raise or cls in _RAISING
-            made = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note)
+            made = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note, defines)
             known = RULES.get(name)
             RULES[name] = made if known is None and platform == platforms.ANY else _joined(known, made, platform)
         return lower

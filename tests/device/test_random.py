@@ -149,3 +149,62 @@ def test_what_eager_does_not_draw_raises_eager_s_words(draw: Any) -> None:
     with pytest.raises(type(eager.value)) as ours:
         draw("tpu")
     assert str(ours.value) == str(eager.value)
+
+
+def _refused(call: Callable[[], torch.Tensor]) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        call().tolist()
+    return str(caught.value).partition(" (raised by")[0]
+
+
+_WEIGHTS = {
+    "negative": torch.tensor([-1.0, 2.0]),
+    "not a number": torch.tensor([1.0, float("nan")]),
+    "infinite": torch.tensor([1.0, float("inf")]),
+    "all zero": torch.zeros(2, 3),
+    "whole numbers": torch.tensor([1, 2]),
+    "three dimensions": torch.ones(1, 2, 2),
+}
+REFUSED: dict[str, Callable[[torch.device], torch.Tensor]] = {
+    **{f"multinomial {k}": lambda d, w=w: torch.multinomial(w.to(d), 1) for k, w in _WEIGHTS.items()},
+    "multinomial of none": lambda d: torch.multinomial(torch.ones(3, device=d), 0),
+    "multinomial of too many": lambda d: torch.multinomial(torch.ones(3, device=d), 4),
+    "bernoulli above 1": lambda d: torch.bernoulli(torch.tensor([0.5, 1.5], device=d)),
+    "bernoulli below 0": lambda d: torch.bernoulli(torch.tensor([0.5, -0.5], device=d)),
+    "bernoulli not a number": lambda d: torch.bernoulli(torch.tensor([float("nan")], device=d)),
+    "bernoulli of whole numbers": lambda d: torch.bernoulli(torch.tensor([0, 1], device=d)),
+    "bernoulli_ of a tensor": lambda d: torch.empty(2, device=d).bernoulli_(torch.tensor([0.5, 1.5], device=d)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_to_draw_from_is_refused(name: str) -> None:
+    assert _refused(lambda: REFUSED[name](TPU)) == _refused(lambda: REFUSED[name](torch.device("cpu")))
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_what_weighs_nothing_is_never_drawn(replacement: bool) -> None:
+    weights = torch.zeros(50_000)
+    weights[::1000] = torch.rand(50) + 0.1
+    p = weights.to(TPU)
+    for n in (1, 40):
+        drawn = torch.multinomial(p.expand(8, -1), n, replacement=replacement)
+        assert (p[drawn] > 0).all(), "also where running sums are rounded and many random numbers are drawn"
+
+
+def test_exponential_numbers_are_never_zero() -> None:
+    for dtype in (torch.float32, torch.float64):
+        q = torch.empty(2_000_000, dtype=dtype, device=TPU).exponential_(2)
+        assert 0 < q.min().item() < 1e-5 and abs(q.mean().item() - 0.5) < 0.002 and torch.isfinite(q).all().item()
+
+
+def test_a_sampling_loop_has_no_islands() -> None:
+    set_options(islands="refuse")
+    try:
+        token = torch.zeros(2, 1, dtype=torch.int64, device=TPU)
+        for _ in range(3):
+            logits = torch.nn.functional.one_hot(token[:, 0], 9).float()
+            token = torch.multinomial(logits.softmax(-1), 1)
+        assert token.shape == (2, 1) and ((token >= 0) & (token < 9)).all().item()
+    finally:
+        set_options(islands="allow")

@@ -101,7 +101,7 @@ def _normal(t: Tensor, mean: float, std: float) -> Tensor:
 
 
 def exponential_(self: Tensor, lambd: float = 1) -> Tensor:
-    return self.copy_(torch.log1p(-uniform(self)) / -lambd)
+    return self.copy_(_drawn(_OPS.random_exponential, self, _in_float(self)) / lambd)
 
 
 def log_normal_(self: Tensor, mean: float = 1, std: float = 2) -> Tensor:
@@ -120,15 +120,29 @@ def bernoulli_(self: Tensor, p: float = 0.5) -> Tensor:
     return self.copy_(uniform(self) < p)
 
 
+def _probabilities(p: Tensor) -> Tensor:
+    """What a tensor holds, which is refused once it is known if it is no probability."""
+    info = info_of(_OPS.checked_probabilities.default)
+    return transfers.recorded(DOORS[p.get_device()], info, (p,), {})  # type: ignore[no-any-return]
+
+
 def bernoulli_of(self: Tensor, p: Tensor) -> Tensor:
-    return self.copy_(uniform(self) < p)
+    with as_eager():
+        torch.empty(1, dtype=self.dtype).bernoulli_(torch.zeros(1, dtype=p.dtype), generator=_TRIED)
+    if not transfers.is_ours(p):
+        p = p.to(self.device)
+    return self.copy_(uniform(self) < _probabilities(p))
 
 
 def bernoulli(self: Tensor) -> Tensor:
-    return (uniform(self) < self).to(self.dtype)
+    with as_eager():
+        torch.bernoulli(torch.zeros(1, dtype=self.dtype), generator=_TRIED)
+    return (uniform(self) < _probabilities(self)).to(self.dtype)
 
 
 def bernoulli_p(self: Tensor, p: float) -> Tensor:
+    with as_eager():
+        torch.bernoulli(torch.zeros(1, dtype=self.dtype), p, generator=_TRIED)
     return (uniform(self) < p).to(self.dtype)
 
 
@@ -192,16 +206,24 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
 
 
 def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-    rows = self if self.ndim == 2 else self[None]
-    if replacement or num_samples == 1:
-        total = torch.cumsum(rows.to(torch.float32), -1)
-        drawn = _drawn(_OPS.random_uniform, self, torch.float32, (rows.shape[0], num_samples))
-        out = torch.searchsorted(total, drawn * total[:, -1:], right=True).clamp(max=rows.shape[1] - 1)
+    with as_eager():  # what eager says of a dtype, of dimensions and of a count
+        torch.multinomial(torch.ones((1,) * self.ndim, dtype=self.dtype), min(num_samples, 1), True, generator=_TRIED)
+    if num_samples > self.shape[-1] and not replacement:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    if self.shape[-1] > _MOST_CATEGORIES:
+        raise RuntimeError("number of categories cannot exceed 2^24")
+    if self.numel() == 0:
+        return torch.empty((*self.shape[:-1], num_samples), dtype=torch.int64, device=self.device)
+    dtype = torch.float64 if self.dtype is torch.float64 else torch.float32
+    if replacement and num_samples > 1:
+        drawn = _drawn(_OPS.random_uniform, self, dtype, (*self.shape[:-1], num_samples))
     else:
-        # The largest of p / q, q exponential (Efraimidis, Spirakis, "Weighted random sampling with a reservoir", 2006).
-        q = -torch.log1p(-_drawn(_OPS.random_uniform, self, torch.float32, rows.shape))
-        out = torch.topk(rows / q, num_samples, dim=-1).indices
-    return out if self.ndim == 2 else out[0]
+        drawn = _drawn(_OPS.random_exponential, self, dtype)
+    door, info = DOORS[self.get_device()], info_of(_OPS.multinomial_of.default)
+    return transfers.recorded(door, info, (self, drawn, num_samples, replacement), {})  # type: ignore[no-any-return]
+
+
+_MOST_CATEGORIES = 1 << 24
 
 
 # By overload: how a device draws; each takes what the op does but for `generator`.
