@@ -19,6 +19,7 @@ import torch
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
+from ..log import site
 from ..memory import buffers
 from ..memory.borrow import Home
 from ..memory.buffers import LOCK, Buffer, Table, storage_of
@@ -27,6 +28,7 @@ from ..memory.trap import pointer_of
 from ..xla import device as host_device
 from ..xla import enable_x64
 from .device import Device, no_numbers
+from .exhausted import is_of_memory, out_of_memory
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
 _ALIGNED = 64  # bytes, as torch's own allocators have it
@@ -52,7 +54,10 @@ class AcceleratorBuffer(Buffer):
     def lift(self) -> None:
         """Make the zeros that a storage holds which nobody has written."""
         assert self.home is not None
-        self.array = zeros(self.home, self.device.xla)
+        try:
+            self.array = zeros(self.home, self.device.xla)
+        except RuntimeError as error:
+            raise self.device.told(error, f"a tensor read at {site.describe(site.here())}") from error
 
     def bury(self) -> None:
         """Nobody refers to the storage any more."""
@@ -110,11 +115,21 @@ class Accelerator(Device):
     def put(self, t: torch.Tensor) -> jax.Array:
         """A dense tensor of the host's as an array: a copy, except where the host's memory is the device's."""
         array = buffers.to_array(t, self._xla if self._is_host else host_device())
-        return array if self._is_host else jax.device_put(array, self._xla)
+        try:
+            return array if self._is_host else jax.device_put(array, self._xla)
+        except RuntimeError as error:
+            raise self.told(error, f"what is brought to it at {site.describe(site.here())}") from error
+
+    def told(self, error: Exception, where: str) -> Exception:
+        """An error that speaks of memory as torch's own, which names the largest tensors."""
+        return out_of_memory(error, self.name, self.table, where) if is_of_memory(error) else error
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""
-        return buffers.to_tensor(array if self._is_host else jax.device_put(array, host_device()))
+        try:
+            return buffers.to_tensor(array if self._is_host else jax.device_put(array, host_device()))
+        except RuntimeError as error:  # of what has run meanwhile
+            raise self.told(error, f"what is read at {site.describe(site.here())}") from error
 
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """A copy of the numbers on the device."""

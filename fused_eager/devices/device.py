@@ -77,3 +77,7 @@ class Device(ABC):
     @abstractmethod
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """Numbers as a vector on the device. What is put into `kept` has to outlive the run that reads it."""
+
+    def told(self, error: Exception, where: str) -> Exception:
+        """What the program is told of an error that came of running `where`, ops with their line."""
+        return error

@@ -137,6 +137,13 @@ def _dying(nodes: list[Node], region: Region) -> dict[int, list[int]]:
     return out
 
 
+def named(nodes: list[Node], region: Region) -> str:
+    """The ops of a region as an error speaks of them."""
+    first = nodes[min(region.nodes)]
+    count = f"{len(region.nodes)} ops, the first of them " if len(region.nodes) > 1 else ""
+    return f"{count}{first.op} at {describe(first.place)}"
+
+
 def annotated(error: Exception, node: Node) -> Exception:
     """The same exception, with the op and the user's line at the end of its message."""
     text = f"{error} (raised by {node.op} at {describe(node.place)})"

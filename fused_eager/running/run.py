@@ -31,7 +31,7 @@ from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import vacate, validate, verify
 from .arguments import as_array, import_native, numbers
 from .backlog import BACKLOG, Run, check, lost, undo, wait
-from .island import run_nodes, tell
+from .island import named, run_nodes, tell
 from .load import homes_of_values, is_compiled, load
 
 
@@ -94,7 +94,7 @@ class Execution:
                     else:
                         self._xla(region, executable)
                 except Exception as error:
-                    self.error = self.error or error
+                    self.error = self.error or self.device.told(error, named(self.nodes, region))
             if watch is not None:
                 watch.end(region)
             for vid in plan.drops[self.next]:

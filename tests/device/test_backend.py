@@ -116,3 +116,51 @@ def test_one_name_for_each_process() -> None:
     assert fused_eager.register("tpu") == torch.tpu.device_count()
     with pytest.raises(fused_eager.FusedEagerError, match="has the device 'tpu' already"):
         fused_eager.register("xla")
+
+
+def test_no_memory_is_torchs_error_and_names_the_line_and_the_largest_tensors() -> None:
+    held = torch.ones(300, 1000, device=TPU) + 1
+    held.sum().item()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        (torch.ones(1 << 20, 1, device=TPU) @ torch.ones(1, 1 << 26, device=TPU)).cumsum(0)[:2, 0].tolist()
+    said = str(caught.value)
+    assert "tpu:0 out of memory. Tried to allocate 256.00 TiB." in said and __file__.rpartition("/")[2] in said
+    assert "float32 [300, 1000] (1.14 MiB)" in said
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 45, device=TPU)[:2].tolist()
+    assert held.sum().item() == 600_000
+
+
+def test_events_tell_the_time_between_them_and_are_not_waited_for_when_recorded() -> None:
+    first, last = (torch.tpu.Event(enable_timing=True) for _ in range(2))
+    x = torch.rand(1200, 1200, device=TPU)
+    (x @ x).sum().item()
+    began = time.perf_counter()
+    first.record()
+    y = x
+    for _ in range(4):
+        y = y @ x / 600
+        y.mul_(1.0)  # what an event waits for may be overwritten
+    last.record()
+    if not last.query():  # a mode that waits has nothing left to wait for
+        with pytest.raises(RuntimeError, match="must have happened"):
+            first.elapsed_time(last)
+    last.synchronize()
+    assert last.query() and 0 < first.elapsed_time(last) <= (time.perf_counter() - began) * 1e3 + 1
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        torch.tpu.Event().elapsed_time(last)
+    with pytest.raises(RuntimeError, match="recorded"):
+        torch.tpu.Event(enable_timing=True).elapsed_time(last)
+
+
+def test_an_event_has_not_happened_because_its_value_was_overwritten() -> None:
+    x = torch.rand(1200, 1200, device=TPU)
+    x.sum().item()
+    event = torch.tpu.Event()
+    for _ in range(4):
+        x = x @ x / 600
+    event.record()
+    x.add_(1)
+    torch.tpu.current_stream().query()
+    event.synchronize()
+    assert event.query()

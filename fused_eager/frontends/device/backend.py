@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,34 +11,15 @@ from typing import Any
 
 import torch
 
-from ...log.reasons import Reason
 from ...memory.borrow import nbytes_of
 from ...memory.buffers import LOCK
-from ...running import run
 from . import random
 from .doors import CURRENT, DOORS, Door, is_forked, set_options
-
-_SYNC = Reason("sync.call", "synchronize")
-
-
-def _index(device: Any = None) -> int:
-    """The number of a device given as one, by name, or not at all."""
-    if device is None:
-        return CURRENT[0]
-    if isinstance(device, int):
-        index = device
-    else:
-        named = torch.device(device)
-        if named.type != torch._C._get_privateuse1_backend_name():
-            raise ValueError(f"expected a {torch._C._get_privateuse1_backend_name()} device, but got {device!r}")
-        index = CURRENT[0] if named.index is None else named.index
-    if not 0 <= index < len(DOORS):
-        raise RuntimeError(f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1})")
-    return index
+from .queues import SYNC, Event, Stream, current_stream, default_stream, index_of, set_stream, stream
 
 
 def _door(device: Any = None) -> Door:
-    return DOORS[_index(device)]
+    return DOORS[index_of(device)]
 
 
 def is_available() -> bool:
@@ -68,7 +48,7 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Mean this device where none is named."""
-    CURRENT[0] = _index(device)
+    CURRENT[0] = index_of(device)
 
 
 @contextmanager
@@ -76,7 +56,7 @@ def device(device: Any) -> Iterator[None]:
     """Mean this device in the body, where none is named; None and negative numbers leave it as it is."""
     before = CURRENT[0]
     if device is not None and not (isinstance(device, int) and device < 0):
-        CURRENT[0] = _index(device)
+        CURRENT[0] = index_of(device)
     try:
         yield
     finally:
@@ -99,7 +79,7 @@ def exchange_device(device: int) -> int:
 
 def synchronize(device: Any = None) -> None:
     """Run all that is pending on a device, wait for it, and raise what it has failed with."""
-    _door(device).finish(_SYNC)
+    _door(device).finish(SYNC)
 
 
 def get_device_name(device: Any = None) -> str:
@@ -157,12 +137,12 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """The random state of a device: 16 bytes on the host."""
-    return random.GENERATORS[_index(device)].state
+    return random.GENERATORS[index_of(device)].state
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on with random numbers where `get_rng_state` was called."""
-    random.GENERATORS[_index(device)].state = new_state
+    random.GENERATORS[index_of(device)].state = new_state
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -243,129 +223,6 @@ def reset_peak_memory_stats(device: Any = None) -> None:
     """Nothing: the platform's account cannot be reset."""
 
 
-# ---- streams: one queue for each device --------------------------------------------------------------------------
-
-
-class Stream:
-    """The device's queue: a device has one, so that whatever is asked of it happens in order."""
-
-    def __init__(self, device: Any = None, priority: int = 0):
-        self.device_index = _index(device)
-        self.stream_id = 0
-
-    @property
-    def device(self) -> torch.device:
-        """The device whose queue it is."""
-        return torch.device(torch._C._get_privateuse1_backend_name(), self.device_index)
-
-    def synchronize(self) -> None:
-        """Wait until all that was asked of it is done."""
-        synchronize(self.device_index)
-
-    def query(self) -> bool:
-        """Whether all that was asked of it is done."""
-        door = DOORS[self.device_index]
-        with LOCK:
-            arrays = [b.array for b in door.device.table.values() if b.array is not None]
-            return not door.stream.nodes and all(a.is_ready() for a in arrays)
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Nothing that is asked from here on happens before what was asked of `stream`: of another device it waits."""
-        if stream.device_index != self.device_index:
-            stream.synchronize()
-
-    def wait_event(self, event: Event) -> None:
-        """Nothing that is asked from here on happens before the event."""
-        event.wait(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """An event that has happened when all that was asked so far is done."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.device_index == self.device_index
-
-    def __hash__(self) -> int:
-        return hash(("stream", self.device_index))
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class Event:
-    """A point in a device's queue. `enable_timing`: with its time."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
-        self.enable_timing = enable_timing
-        self._arrays: list[Any] | None = None
-        self._time = 0.0
-        self._index = 0
-
-    def record(self, stream: Stream | None = None) -> None:
-        """The event happens when all that was asked so far is done. With a time it is waited for."""
-        self._index = CURRENT[0] if stream is None else stream.device_index
-        door = DOORS[self._index]
-        with LOCK:
-            run.flush(door.stream, _SYNC)
-            self._arrays = [b.array for b in door.device.table.values() if b.array is not None]
-        if self.enable_timing:
-            self.synchronize()
-            self._time = time.perf_counter()
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-        return self._arrays is None or all(a.is_deleted() or a.is_ready() for a in self._arrays)
-
-    def synchronize(self) -> None:
-        """Wait until it has happened."""
-        for a in self._arrays or []:
-            if not a.is_deleted():
-                a.block_until_ready()
-        self._arrays = self._arrays and []
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Nothing that is asked of `stream` from here on happens before the event."""
-        if (CURRENT[0] if stream is None else stream.device_index) != self._index:
-            self.synchronize()
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to another.
-
-        Raises:
-            RuntimeError: one of them has no time.
-        """
-        if not (self.enable_timing and end.enable_timing):
-            raise RuntimeError("both events must be made with enable_timing=True")
-        if self._arrays is None or end._arrays is None:
-            raise RuntimeError("both events must be recorded before the time between them is asked for")
-        return (end._time - self._time) * 1e3
-
-
-def current_stream(device: Any = None) -> Stream:
-    """The queue of a device."""
-    return Stream(device)
-
-
-def default_stream(device: Any = None) -> Stream:
-    """The queue of a device."""
-    return Stream(device)
-
-
-def set_stream(stream: Stream) -> None:
-    """Nothing: a device has one queue."""
-
-
-@contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    """The body's ops go to `stream`: a device has one queue."""
-    yield
-
-
 # ---- modes, as TorchTPU names them -------------------------------------------------------------------------------
 
 
@@ -394,6 +251,9 @@ class set_eager_mode:
 
     def __exit__(self, *error: object) -> None:
         set_options(mode=self._before.value)
+
+
+_OF_QUEUES = (Event, Stream, current_stream, default_stream, set_stream, stream)  # which are the module's as well
 
 
 class _Module(types.ModuleType):

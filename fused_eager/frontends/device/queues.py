@@ -1,0 +1,183 @@
+"""Queues of a device: `Stream` and `Event`, as `torch.cuda` has them. A device has one queue."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...log.reasons import Reason
+from ...memory.buffers import LOCK
+from ...running import run
+from .doors import CURRENT, DOORS
+
+SYNC = Reason("sync.call", "synchronize")
+
+
+def index_of(device: Any = None) -> int:
+    """The number of a device given as one, by name, or not at all."""
+    if device is None:
+        return CURRENT[0]
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != torch._C._get_privateuse1_backend_name():
+            raise ValueError(f"expected a {torch._C._get_privateuse1_backend_name()} device, but got {device!r}")
+        index = CURRENT[0] if named.index is None else named.index
+    if not 0 <= index < len(DOORS):
+        raise RuntimeError(f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1})")
+    return index
+
+
+class Stream:
+    """The device's queue: a device has one, so that whatever is asked of it happens in order."""
+
+    def __init__(self, device: Any = None, priority: int = 0):
+        self.device_index = index_of(device)
+        self.stream_id = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose queue it is."""
+        return torch.device(torch._C._get_privateuse1_backend_name(), self.device_index)
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of it is done."""
+        DOORS[self.device_index].finish(SYNC)
+
+    def query(self) -> bool:
+        """Whether all that was asked of it is done."""
+        door = DOORS[self.device_index]
+        with LOCK:
+            arrays = [b.array for b in door.device.table.values() if b.array is not None]
+            return not door.stream.nodes and all(a.is_ready() for a in arrays)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing that is asked from here on happens before what was asked of `stream`: of another device it waits."""
+        if stream.device_index != self.device_index:
+            stream.synchronize()
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing that is asked from here on happens before the event."""
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that has happened when all that was asked so far is done."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device_index == self.device_index
+
+    def __hash__(self) -> int:
+        return hash(("stream", self.device_index))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Event:
+    """A point in a device's queue. `enable_timing`: with its time."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self.enable_timing = enable_timing
+        self._waits: list[Any] | None = None  # until these arrays are there; None before it is recorded
+        self._time: float | None = None
+        self._stamped: threading.Thread | None = None
+        self._index = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        """The event happens when all that was asked so far is done."""
+        self._index = CURRENT[0] if stream is None else stream.device_index
+        door = DOORS[self._index]
+        with LOCK:
+            run.flush(door.stream, SYNC)
+            arrays = [b.array for b in door.device.table.values() if b.array is not None]
+            # What was computed may be overwritten soon, and is gone then: its run has ended all the same.
+            self._waits = [*(t for launch in run.BACKLOG.launches for t in launch.tokens), *arrays]
+        self._time = None
+        if self.enable_timing and not self.query():
+            self._stamped = threading.Thread(target=_stamp, args=(self, self._waits), name="event", daemon=True)
+            self._stamped.start()
+        elif self.enable_timing:
+            self._stamped, self._time = None, time.perf_counter()
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return self._waits is None or all(a.is_deleted() or a.is_ready() for a in self._waits)
+
+    def synchronize(self) -> None:
+        """Wait until it has happened."""
+        _wait_for(self._waits or [])
+        if self._stamped is not None:
+            self._stamped.join()
+        if self._waits:
+            self._waits = []
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Nothing that is asked of `stream` from here on happens before the event."""
+        if (CURRENT[0] if stream is None else stream.device_index) != self._index:
+            self.synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to another.
+
+        Raises:
+            RuntimeError: one of them has no time, was not recorded, or has not happened yet.
+        """
+        if not (self.enable_timing and end.enable_timing):
+            raise RuntimeError("both events must be made with enable_timing=True")
+        if self._waits is None or end._waits is None:
+            raise RuntimeError("both events must be recorded before the time between them is asked for")
+        for event in (self, end):
+            if not event.query():
+                raise RuntimeError("both events must have happened before the time between them is asked for")
+            event.synchronize()
+        assert self._time is not None and end._time is not None
+        return (end._time - self._time) * 1e3
+
+
+def _wait_for(arrays: list[Any]) -> None:
+    for a in arrays:
+        try:
+            a.block_until_ready()
+        except RuntimeError:
+            if not a.is_deleted():  # by what has overwritten it
+                raise
+
+
+def _stamp(event: Event, waits: list[Any]) -> None:
+    """Note when an event has happened, unless it is recorded again meanwhile."""
+    with contextlib.suppress(Exception):  # what has failed is told to whoever reads it
+        _wait_for(waits)
+    if event._waits is waits or not event._waits:
+        event._time = time.perf_counter()
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The queue of a device."""
+    return Stream(device)
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The queue of a device."""
+    return Stream(device)
+
+
+def set_stream(stream: Stream) -> None:
+    """Nothing: a device has one queue."""
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """The body's ops go to `stream`: a device has one queue."""
+    yield
