@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent", "moving")
+SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent", "moving", "donation")
 MODES = ("fused", "strict", "debug")
 
 
@@ -43,7 +43,7 @@ def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["training", "random"])
+@pytest.mark.parametrize("name", ["training", "random", "donation"])
 def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
     if name == "random" and mode == "fused":
         return  # it goes through the modes itself

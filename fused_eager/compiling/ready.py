@@ -18,6 +18,8 @@ class Ready:
     executables: tuple[Executable | None, ...]
     checked: bool
     number: int  # names the plan in events
+    # Of a plan that makes checks, for each region: the values written over inputs that tensors go back to if one fails.
+    commits: tuple[frozenset[int], ...] = ()
     shapes: Hashable = None  # of a stream that runs on ATen because nothing is compiled for it
     unstable: bool = False  # and nothing will be, as they keep changing
     varies: bool = False  # a stream of any length is run like that

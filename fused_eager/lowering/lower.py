@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 
+from ..planning import donation
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
 from .rewrites import LAYOUTS
@@ -74,7 +76,13 @@ class Function:
             layouts.passed(node)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
-        return [_by_rows(homes[v]) for v in self.region.outputs], flags
+        r = self.region
+        for k, p, before in donation.guards(self.nodes, r.nodes, r.inputs, r.outputs, r.donated) if self.checks else ():
+            bad = [c.bad for i, c in self.checks if i in before]
+            if bad:
+                o = r.outputs[k]
+                homes[o] = lax.select(functools.reduce(lax.bitwise_or, bad), arrays[p], homes[o])
+        return [_by_rows(homes[v]) for v in r.outputs], flags
 
     def _node(
         self,

@@ -8,7 +8,7 @@ here, and handed over by order: the k-th donated input makes room for the k-th o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
@@ -20,6 +20,9 @@ from .order import operands
 _IN_PLACE = (OpClass.POINTWISE, OpClass.NORMALIZATION, OpClass.SCATTER, OpClass.OPTIMIZER)
 
 
+_NO_HEIRS: Mapping[int, int | None] = {}
+
+
 def pairs(
     nodes: Sequence[Node],
     members: Sequence[int],
@@ -27,6 +30,7 @@ def pairs(
     outputs: Sequence[int],
     free: Collection[int],
     homes: Mapping[int, Home],
+    only: Mapping[int, int | None] = _NO_HEIRS,
 ) -> dict[int, int]:
     """Which input gives its memory to which output, in the order of the inputs.
 
@@ -39,6 +43,7 @@ def pairs(
         inputs, outputs: of the region.
         free: the inputs whose memory may be reused.
         homes: dtype and shape of every value.
+        only: inputs that may give their memory to one output alone, or to none.
     """
     if not free:
         return {}
@@ -53,20 +58,74 @@ def pairs(
             found[v] = o
             del left[o]
 
-    dying = [v for v in inputs if v in free]
+    dying = [v for v in inputs if v in free and only.get(v, v) is not None]
     for v in dying:
-        give(v, [heirs[v]] if v in heirs else [])
+        give(v, [heirs[v]] if v in heirs and only.get(v, heirs[v]) == heirs[v] else [])
     for v in dying:
-        if v not in found:
+        if v not in found and v not in only:
             give(v, left)
     return {v: found[v] for v in dying if v in found}
+
+
+def guards(
+    nodes: Sequence[Node], members: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], donated: Sequence[int]
+) -> Iterator[tuple[int, int, frozenset[int]]]:
+    """The outputs of a region that are written over an input whose memory they get: position of the output, of the
+    input, and the nodes that the output depends on. If one of these is refused, the output is the input as it was.
+    """
+    flow = None
+    for k, p in enumerate(donated):
+        flow = flow or _Flow(nodes, members)
+        o = outputs[k]
+        if flow.origin(o) == inputs[p]:
+            yield k, p, flow.before(o)
+
+
+def heirs_to_keep(
+    nodes: Sequence[Node],
+    members: Sequence[int],
+    outputs: Collection[int],
+    kept: Mapping[int, int],
+    checking: Collection[int],
+) -> dict[int, int | None]:
+    """For each input that holds what a tensor goes back to if a check fails: the only output of this region that may
+    have its memory, or None.
+
+    That is the tensor's last value, where the region makes it. It can go back even so: what depends on a check of the
+    same region is written only where that has passed (`guards`), and checks of earlier regions are looked at before.
+
+    Args:
+        members: the nodes of the region.
+        kept: input -> the last value that the program has written over it.
+        checking: the nodes of the stream that may ask for checks.
+    """
+    flow = _Flow(nodes, members)
+    inside = frozenset(members) & frozenset(checking)
+
+    def may(v: int, o: int) -> bool:
+        if o not in outputs or flow.origin(o) != v:
+            return False
+        return not inside & flow.before(o) or _class(nodes[flow.maker(o)]) in _CHEAPLY_GUARDED
+
+    return {v: o if may(v, o) else None for v, o in kept.items()}
+
+
+# They read what they write over anyway.
+_CHEAPLY_GUARDED = (OpClass.POINTWISE, OpClass.OPTIMIZER)
+
+
+def last_written(nodes: Sequence[Node], live: Collection[int], inputs: Collection[int]) -> dict[int, int]:
+    """Of some inputs, those that the program has written over and still sees: input -> its last value."""
+    flow = _Flow(nodes, range(len(nodes)))
+    found = {flow.origin(o): o for o in live}
+    return {v: found[v] for v in inputs if v in found and found[v] != v}
 
 
 class _Flow:
     """Who reads what before whom in a region; sets of nodes are the bits of a number."""
 
     def __init__(self, nodes: Sequence[Node], members: Sequence[int]):
-        self._nodes = nodes
+        self._nodes, self._members = nodes, members
         self._maker: dict[int, int] = {}
         self._before: dict[int, int] = {}  # what has to have run before the maker of a value, and the maker
         self._readers: dict[int, int] = {}
@@ -93,6 +152,15 @@ class _Flow:
         while v in self._over:
             v = self._over[v]
         return v
+
+    def maker(self, o: int) -> int:
+        """The node that makes a value."""
+        return self._maker[o]
+
+    def before(self, o: int) -> frozenset[int]:
+        """The nodes that a value depends on, and the one that makes it."""
+        bits = self._before[o]
+        return frozenset(i for p, i in enumerate(self._members) if bits >> p & 1)
 
     def fits(self, v: int, o: int) -> bool:
         """Whether nothing reads input `v` once output `o` is being written but, element by element, its own op."""

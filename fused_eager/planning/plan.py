@@ -99,6 +99,7 @@ def make_plan(
     max_region: int,
     end: Reason,
     everything: bool = False,
+    kept: Mapping[int, int] | None = None,
 ) -> Plan:
     """Plan a stream.
 
@@ -111,10 +112,12 @@ def make_plan(
         max_region: nodes that one region may hold.
         end: why the stream ends here.
         everything: run nodes that nothing depends on too, as eager does: they may raise.
+        kept: of a stream that makes checks, the donatable inputs that tensors go back to if one fails, each with the
+            last value that was written over it.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
     groups = _group(nodes, needed, live, homes, islands, max_region, end)
-    return _connect(nodes, groups, live, donatable, homes)
+    return _connect(nodes, groups, live, donatable, homes, kept or {})
 
 
 def in_program_order(nodes: Sequence[Node], region: Region) -> Region:
@@ -220,7 +223,9 @@ def _connect(
     live: frozenset[int],
     donatable: frozenset[int],
     homes: Mapping[int, Home],
+    kept: Mapping[int, int],
 ) -> Plan:
+    checking = [i for i, n in enumerate(nodes) if may_check(n)] if kept else []
     last_use: dict[int, int] = {}
     made_in: dict[int, int] = {}
     for g, (_, members, _) in enumerate(groups):
@@ -241,7 +246,9 @@ def _connect(
         inputs = dict.fromkeys(v for i in members for v in operands(nodes[i]) if v in needed)
         outputs = [r.vid for i in members for r in nodes[i].results if r.vid in wanted]
         dying = [v for v in inputs if last_use[v] == g and v not in live]
-        given = donation.pairs(nodes, members, list(inputs), outputs, free, homes)
+        here = {v: o for v, o in kept.items() if v in free}
+        only = donation.heirs_to_keep(nodes, members, outputs, here, checking) if here else {}
+        given = donation.pairs(nodes, members, list(inputs), outputs, free, homes, only)
         heirs = set(given.values())
         outputs = [*given.values(), *(v for v in outputs if v not in heirs)]
         donated = tuple(p for p, v in enumerate(inputs) if v in given)

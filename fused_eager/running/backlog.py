@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,6 +38,19 @@ class Run:
     origins: dict[int, tuple[int, int]]  # input value -> what made it
     assigned: list[tuple[Buffer, int, jax.Array | None, tuple[int, int] | None]] = field(default_factory=list)
     flags: list[tuple[Region, jax.Array, tuple[RunCheck, ...]]] = field(default_factory=list)
+    # Values that are what they were written over, in the same memory, if a check that they depend on has failed.
+    committed: frozenset[int] = frozenset()
+
+    def commit(self, values: frozenset[int], args: list[Any], donated: tuple[int, ...]) -> None:
+        """A region is about to write `values` over inputs that tensors go back to if a check fails. Where one of an
+        earlier region has, which is waited for, `args` become copies."""
+        if not values:
+            return
+        if any(np.asarray(flags)[: len(checks), 0].any() for _, flags, checks in self.flags):
+            for p in donated:
+                args[p] = args[p].copy()
+        else:
+            self.committed |= values
 
 
 @dataclass(eq=False)
@@ -144,7 +158,7 @@ def _taint(runs: list[Run], index: int, error: Exception) -> None:
     for run in reversed(runs):
         for b, vid, array, origin in reversed(run.assigned):
             if (run.serial, vid) in bad and b.origin == (run.serial, vid) and b.cdata in b.table:
-                undo(b, array, origin, error)
+                undo(b, array, origin, error, vid in run.committed)
 
 
 def _dependent(nodes: list[Node], wrong: set[int]) -> set[int]:
@@ -156,10 +170,21 @@ def _dependent(nodes: list[Node], wrong: set[int]) -> set[int]:
     return found
 
 
-def undo(b: Buffer, array: jax.Array | None, origin: tuple[int, int] | None, error: BaseException) -> None:
-    """Give a buffer back the value it had before a failed run; a tensor that the run would have made is lost."""
+def undo(
+    b: Buffer,
+    array: jax.Array | None,
+    origin: tuple[int, int] | None,
+    error: BaseException,
+    committed: bool = False,
+) -> None:
+    """Give a buffer back the value it had before a failed run; a tensor that the run would have made is lost.
+
+    `committed`: what the run has made is that value, in its memory.
+    """
     b.stream = b.previous = None
-    if array is not None and not array.is_deleted():
+    if array is not None and array.is_deleted() and committed:
+        b.origin = origin
+    elif array is not None and not array.is_deleted():
         b.array, b.origin, b.home = array, origin, buffers.home_of(array)
     elif b.born_native and origin is None:
         b.release()

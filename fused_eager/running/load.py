@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 import weakref
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,7 @@ from ..log.site import describe
 from ..lowering.lower import NodeFailed
 from ..memory import heap, mappings
 from ..memory.buffers import Home
-from ..planning import budget, plan
+from ..planning import budget, donation, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
@@ -222,8 +222,12 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         islands.update(ahead)
         checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
-        donatable = frozenset() if checked else work.donatable
-        made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason)
+        donatable, kept = work.donatable, None
+        if checked and work.device.has_memory:
+            donatable = frozenset()
+        elif checked:
+            kept = donation.last_written(nodes, work.live, donatable)
+        made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept)
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)
         try:
@@ -243,7 +247,13 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         if config.log == "plans":
             print(made, flush=True)
         number = telling.planned(made, nodes, homes, executables, instead_of=meanwhile)
-        return Ready(made, executables, checked, number, pieces=pieces)
+        commits = tuple([_committed(r, kept) for r in made.regions]) if kept else ()
+        return Ready(made, executables, checked, number, commits if any(commits) else (), pieces=pieces)
+
+
+def _committed(region: Region, kept: Mapping[int, int]) -> frozenset[int]:
+    """What a region writes over inputs that tensors go back to if a check fails."""
+    return frozenset(kept[region.inputs[p]] for p in region.donated if region.inputs[p] in kept)
 
 
 def _pieces(work: Work, made: Plan, executables: Sequence[Executable | None]) -> Pieces | None:

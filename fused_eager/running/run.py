@@ -116,6 +116,8 @@ class Execution:
 
     def _xla(self, region: Region, executable: Executable) -> None:
         args = [as_array(self.values[v], self.device) for v in region.inputs]
+        if self.ready.commits:
+            self.run.commit(self.ready.commits[self.next], args, region.donated)
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
         vectors = numbers(self.nodes, region, self.launch.numbers, self.device)
@@ -267,7 +269,8 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     SCRATCH.collect()
     live, donatable, assigned = _needs(stream)
     ready = load(stream, live, donatable, reason)
-    if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or (donatable and not ready.checked)):
+    gives = ready.commits or (donatable and not ready.checked)
+    if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or gives):
         # Where memory is reused in place, what came before has to be known to be right.
         check()
     return Execution(stream, ready, assigned, donatable, reason)
