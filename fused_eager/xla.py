@@ -8,13 +8,14 @@ import importlib
 import io
 import os
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src import compiler
+from jax._src import compiler, xla_bridge
 from jax._src.interpreters import pxla
 from jaxlib import xla_client
 
@@ -38,7 +39,40 @@ _UNKNOWN = re.compile("No such compile option|While setting option")
 @functools.cache
 def device() -> Any:
     """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
-    return jax.devices("cpu")[0]
+    return start("cpu")[0]
+
+
+def start(platform: str | None = None) -> list[Any]:
+    """JAX's devices of a platform, or of the best that it finds.
+
+    Where this is what starts JAX, its warning of every fork is kept back: a DataLoader's workers would each bring one,
+    and what is forked from a process of ours uses torch alone. A program that has started JAX itself is still warned.
+
+    Raises:
+        RuntimeError: JAX cannot start that platform.
+    """
+    was = getattr(xla_bridge, "_at_fork_handler_installed", True)
+    try:
+        return list(jax.devices(platform))
+    finally:
+        if not was and hasattr(os, "register_at_fork"):
+            # After JAX's own hook, so that it is called before that.
+            os.register_at_fork(before=_forking, after_in_parent=_forked, after_in_child=_forked)
+
+
+_silences: list[warnings.catch_warnings[None]] = []
+
+
+def _forking() -> None:
+    silence: warnings.catch_warnings[None] = warnings.catch_warnings()
+    silence.__enter__()
+    _silences.append(silence)
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called.*JAX", RuntimeWarning)
+
+
+def _forked() -> None:
+    while _silences:
+        _silences.pop().__exit__(None, None, None)
 
 
 def use_the_cpu_alone() -> None:

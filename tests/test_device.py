@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -73,3 +74,31 @@ def test_a_program_is_given_the_device_without_an_import(tmp_path: Path) -> None
         timeout=300,
     )
     assert done.stdout == "[2.0, 2.0]\n" and "tpu: 1 device, simulated by the CPU" in done.stderr
+
+
+LOADER = """
+import os, warnings, torch
+warnings.simplefilter("always")
+loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, num_workers=1)
+print(sum((batch.to("tpu") * 2).sum().item() for batch in loader))
+if os.fork() == 0:
+    warnings.warn("seen in the child")
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_program_with_loaders_and_a_report_says_nothing_of_forks(tmp_path: Path) -> None:
+    script, log = tmp_path / "program.py", tmp_path / "run.jsonl"
+    script.write_text(LOADER)
+    done = subprocess.run(
+        [sys.executable, "-m", "fused_eager", "run", "--device", "tpu", str(script)],
+        env={**os.environ, "FUSED_EAGER_REPORT": str(log)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "12.0\n" and "seen in the child" in done.stderr
+    assert "os.fork()" not in done.stderr, done.stderr
+    kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
+    assert kinds[0] == "start" and {"open", "plan", "flush", "compile", "end"} <= set(kinds)

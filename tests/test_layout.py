@@ -85,6 +85,7 @@ LATE = {
     "fused_eager/frontends/device/registration.py": ("fused_eager.frontends.collectives",),  # it comes with the device
     "fused_eager/tpu.py": ("fused_eager.frontends.device",),  # a name for its registration
     "fused_eager/frontends/context/context.py": ("fused_eager.reporting.writer",),
+    "fused_eager/frontends/device/doors.py": ("fused_eager.reporting.writer",),
 }
 
 

@@ -123,6 +123,14 @@ def test_what_looks_for_mistakes_looks_here_too(capsys: pytest.CaptureFixture[st
         set_options(**{name: getattr(before, name) for name in ("mode", "check_nan", "verify", "log")})
 
 
+def test_cross_entropy_under_autocast_is_of_float32_down_to_its_logarithms() -> None:
+    logits, target = torch.randn(64, 50).bfloat16(), torch.arange(64) % 50
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        found = F.cross_entropy(logits.to(TPU), target.to(TPU))
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.cpu(), F.cross_entropy(logits.float(), target), rtol=1e-6, atol=0)
+
+
 def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:
     x = torch.ones(4, 4, device=TPU)
     with torch.autocast("tpu", dtype=torch.bfloat16):

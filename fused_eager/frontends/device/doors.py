@@ -155,6 +155,25 @@ def set_options(**given: object) -> None:
             options = door.stream.config.replace(**given)
             run.flush(door.stream, Reason("cut.options"))
             door.stream.config = options
+    if "report" in given:
+        write_report(str(given["report"]))
+
+
+_writers: list[Any] = []  # who writes the event log, if anybody
+
+
+def write_report(path: str) -> None:
+    """Write the event log of the devices to a file from here on, in place of another; to none where it is empty.
+
+    Raises:
+        OptionError: the file cannot be written, or holds something else.
+    """
+    from ...reporting.writer import attach, detach
+
+    found = [attach(DOORS[0].stream.config)] if path else []
+    while _writers:
+        detach(_writers.pop())
+    _writers.extend(found)
 
 
 def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:

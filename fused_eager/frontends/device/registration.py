@@ -20,10 +20,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
+from ...xla import start
 from ..collectives import kernels as collectives
 from ..context import leaving
 from . import autocast, backend, kernels, modules, random, storages
-from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped
+from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -69,6 +70,7 @@ def register(name: str = DEFAULT) -> int:
         os.register_at_fork(after_in_child=refuse_here)
         leaving.arrange()
         _registered.append(name)
+        write_report(options.report)
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
         print(f"{name}: {len(devices)} device{'s' * (len(devices) > 1)}, {kind}", file=sys.stderr)
         return len(devices)
@@ -82,7 +84,7 @@ def _devices() -> list[Any]:
         jax.config.update("jax_num_cpu_devices", count)  # where the CPU turns out to be the best
     platform = options.platform or _best()
     if platform == "cpu" and count:
-        found = jax.devices("cpu")
+        found = start("cpu")
         if len(found) < count:
             raise FusedEagerError(
                 f"{count} devices were asked for (FUSED_EAGER_DEVICES), and JAX was started with {len(found)}: "
@@ -90,7 +92,7 @@ def _devices() -> list[Any]:
             )
         return found[:count]
     try:
-        found = jax.devices(platform)
+        found = start(platform)
     except RuntimeError as error:
         raise FusedEagerError(f"option 'platform' is {platform!r}, which JAX cannot start: {error}") from error
     return found[: count or len(found)]
@@ -102,7 +104,7 @@ def _has_started() -> bool:
 
 def _best() -> str:
     try:
-        return str(jax.devices()[0].platform)
+        return str(start()[0].platform)
     except RuntimeError:
         return "cpu"
 
