@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..folder import FOLDER
+from ..folder import FOLDERS
 
-_INTERNAL = (os.path.dirname(torch.__file__) + os.sep, FOLDER, "<frozen")
+_INTERNAL = (os.path.dirname(torch.__file__) + os.sep, *FOLDERS, "<frozen")
 _is_internal: dict[str, bool] = {}
 
 

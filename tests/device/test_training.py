@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import threading
 from collections.abc import Callable
@@ -121,6 +122,39 @@ def test_what_looks_for_mistakes_looks_here_too(capsys: pytest.CaptureFixture[st
         assert "aten.exp.default(float32[2])" in capsys.readouterr().out
     finally:
         set_options(**{name: getattr(before, name) for name in ("mode", "check_nan", "verify", "log")})
+
+
+@pytest.mark.parametrize("again", ["loaded", "copied"])
+def test_a_checkpoint_is_gone_on_from_with_what_was_compiled(again: str) -> None:
+    model = nn.Linear(5, 3).to(TPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(7, 5).to(TPU)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+        torch.tpu.synchronize()
+
+    for _ in range(3):
+        step()
+    state: Any = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    if again == "copied":
+        state = copy.deepcopy(state)
+    else:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        state = torch.load(file, map_location="tpu")
+    buffer = DOORS[0].buffer_of(state["optimizer"]["state"][0]["momentum_buffer"])
+    assert buffer.home == (torch.float32, (3, 5))
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.tpu.synchronize()
+    before = report().compilations
+    for _ in range(2):
+        step()
+    assert report().compilations == before
 
 
 def test_cross_entropy_under_autocast_is_of_float32_down_to_its_logarithms() -> None:

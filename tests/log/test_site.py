@@ -135,3 +135,13 @@ def test_gradients_of_views_go_by_their_neighbours() -> None:
         nodes = [site.describe(n.place) for n in open_stream().nodes if "slice_backward" in str(n.op)]
         assert nodes and all(n.line == at and n.backward for n in nodes)
         del y, g
+
+
+def test_no_line_of_the_librarys_own_packages_is_the_programs() -> None:
+    """Wherever they lie: in a checkout two of them lie beside the first."""
+    import fused_eager.cache
+    import fused_eager.fusion_rules
+    from fused_eager.folder import FOLDERS
+
+    for package in (fused_eager, fused_eager.cache, fused_eager.fusion_rules):
+        assert str(package.__file__).startswith(FOLDERS)

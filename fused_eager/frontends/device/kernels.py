@@ -164,6 +164,15 @@ def _resize(self: Tensor, size: Any, *, memory_format: torch.memory_format | Non
 _SOURCES = ("source_Storage", "source_Storage_storage_offset", "source_Tensor")
 
 
+def _laid_over(set_: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        t = set_(*args, **kwargs)
+        unseen(storages.seen_as, t)
+        return t
+
+    return kernel
+
+
 def _set_to_nothing(self: Tensor) -> Tensor:
     return self.set_(storages.untyped(0, self.get_device()), 0, (0,), (1,))  # type: ignore[call-overload,no-any-return]
 
@@ -194,7 +203,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.histc.default": _histc,
     "aten.resize_.default": _resize,
     "aten.set_.default": _set_to_nothing,
-    **{f"aten.set_.{name}": _on(CPU, getattr(aten.set_, name)) for name in _SOURCES},
+    **{f"aten.set_.{name}": _laid_over(_on(CPU, getattr(aten.set_, name))) for name in _SOURCES},
     "aten.record_stream.default": _record_stream,
 }
 

@@ -98,6 +98,27 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
         found.replace(b, home)
 
 
+def seen_as(t: Tensor) -> None:
+    """What was brought as mere bytes (by pickle, from a checkpoint) takes the dtype and shape of a tensor that is laid over
+    all of it. Else what reads it would be compiled for bytes, and again for what its updates are."""
+    storage = storage_of(t)
+    spec = Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS)
+    if t.dtype is torch.uint8 or t.dtype not in JAX_DTYPE or not is_dense(spec.shape, spec.strides):
+        return
+    found = DOORS[t.get_device()]
+    with LOCK:
+        b = found.device.table.get(storage._cdata)
+        if b is None or b.stream is not None or b.error is not None or b.home is None or b.home[0] is not torch.uint8:
+            return
+        if offset_of(t) or t.numel() * t.itemsize != storage.nbytes() or not storage.nbytes():
+            return
+        if b.array is None:
+            b.home = t.dtype, home_shape(spec)
+        else:
+            held = found.device.fetch(b.array).reshape(-1).clone()
+            found.replace(b, held.view(t.dtype).reshape(home_shape(spec)))  # type: ignore[arg-type]
+
+
 def untyped(nbytes: int, index: int) -> torch.UntypedStorage:
     """A storage of so many bytes."""
     return storage_of(empty_strided((nbytes,), (1,), dtype=torch.uint8, device=torch.device(DOORS[index].device.name)))

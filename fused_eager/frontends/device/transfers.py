@@ -93,10 +93,27 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         return self
     door = DOORS[self.get_device()]
     if is_ours(src) and src.get_device() == self.get_device():
+        if self.dtype is src.dtype is torch.uint8 and _copied_as_it_is(door, self, src):
+            return self
         return recorded(door, _COPY, (self, src), {})  # type: ignore[no-any-return]
     value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
     _fill(door, self, value.expand(self.shape))
     return self
+
+
+def _copied_as_it_is(door: Door, self: Tensor, src: Tensor) -> bool:
+    """Copy all bytes of a storage (as a deep copy does) as the numbers that they are: see `storages.seen_as`."""
+    to, of = storage_of(self), storage_of(src)
+    home = door.buffer_of(src).home
+    whole = self.numel() == src.numel() == to.nbytes() == of.nbytes() and self.is_contiguous() and src.is_contiguous()
+    if not whole or home is None or home[0] is torch.uint8:
+        return False
+    dtype, shape = home
+    target, value = (
+        torch.empty(0, dtype=dtype, device=self.device).set_(s, 0, shape, contiguous_strides(shape)) for s in (to, of)
+    )
+    recorded(door, _COPY, (target, value), {})
+    return True
 
 
 def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
