@@ -4,7 +4,6 @@ numbers."""
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import os
 import re
@@ -13,17 +12,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
-from jax._src import compiler, xla_bridge
-from jax._src.interpreters import pxla
-from jaxlib import xla_client
+
+from fused_eager.fusion_rules.deferred import Deferred, jax, xla_client
+
+compiler, pxla = Deferred("jax._src.compiler"), Deferred("jax._src.interpreters.pxla")
+xla_bridge = Deferred("jax._src.xla_bridge")
+_experimental = Deferred("jax.experimental")
 
 T = TypeVar("T")
 
-# Traces and arrays with 64-bit numbers; before jax 0.8 it was elsewhere.
-_jax = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
-enable_x64: Callable[[bool], AbstractContextManager[None]] = _jax.enable_x64
+
+def enable_x64(on: bool) -> AbstractContextManager[None]:
+    """Traces and arrays with 64-bit numbers, or without, in the body."""
+    where = jax if hasattr(jax, "enable_x64") else _experimental  # as it was before jax 0.8
+    return where.enable_x64(on)
 
 # XLA:CPU leaves products and, from jaxlib 0.10.2 on, sums and extrema to YNNPACK, which gets some sums wrong without a
 # word (jax#39103, XNNPACK#11243) and crashes or hangs on others (jax#39257). Its products are right, and up to 4 times
@@ -137,7 +140,9 @@ def options(library: dict[str, str]) -> bytes:
     return made.SerializeAsString()
 
 
-_set_tracebacks: Callable[[bool], Any] | None = getattr(xla_client._xla, "set_tracebacks_enabled", None)
+@functools.cache
+def _tracebacks() -> Callable[[bool], Any] | None:
+    return getattr(xla_client._xla, "set_tracebacks_enabled", None)
 
 
 class untraced:
@@ -147,10 +152,10 @@ class untraced:
     __slots__ = ("was",)
 
     def __enter__(self) -> None:
-        self.was = _set_tracebacks is not None and xla_client._xla.tracebacks_enabled()
+        self.was = _tracebacks() is not None and xla_client._xla.tracebacks_enabled()
         if self.was:
-            _set_tracebacks(False)  # type: ignore[misc]
+            _tracebacks()(False)  # type: ignore[misc]
 
     def __exit__(self, *error: Any) -> None:
         if self.was:
-            _set_tracebacks(True)  # type: ignore[misc]
+            _tracebacks()(True)  # type: ignore[misc]

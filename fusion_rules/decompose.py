@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .deferred import jax, jnp
 from .geometry import Geometry, home_shape, read, write
 from .lowering import Context, Hoisted, NoLowering, apply_rule, conform, leaves, map_leaves
 from .rule import functional_twin, rule_for

@@ -18,12 +18,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
 
+from .deferred import jax, jnp, lax
 from .spec import JAX_DTYPE, TORCH_DTYPE, Spec
 
 

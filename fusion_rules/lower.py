@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 from torch._ops import OpOverload
 
 from .decompose import lower_by_decomposition
+from .deferred import jax
 from .lowering import Check, Context, Places, apply_rule, conform
 from .rule import rule_for
 from .spec import Spec

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
 from torch._prims_common import elementwise_dtypes
 
+from .deferred import jax, jnp
 from .rule import Rule
 from .spec import JAX_DTYPE, Spec, torch_dtype
 

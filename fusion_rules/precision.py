@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
 
+from .deferred import jax, jnp, lax
 from .platforms import variants
 from .spec import JAX_DTYPE
 
 # torch names a level, XLA an algorithm at least as exact: HIGH is tf32 on GPUs and three bfloat16 passes on TPUs.
-LEVELS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
+LEVELS = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 
 
 _fixed = threading.local()
@@ -75,7 +73,7 @@ def switches() -> Switches:
 
 def matmul_precision() -> lax.Precision:
     """The precision of float32 products in the matmul family (full unless torch's switch says otherwise)."""
-    return LEVELS[_matmul_level()]
+    return lax.Precision[LEVELS[_matmul_level()]]
 
 
 @variants

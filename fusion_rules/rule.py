@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
 
-from . import platforms
+from . import families, platforms
 
 Lowering = Callable[..., Any]
 
@@ -100,7 +100,7 @@ class Rule:
         return self.own.get(platforms.current(), self.lower)
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}  # filled by `families.load`; `fusion_rules.RULES` has been
 
 
 def rule(
@@ -190,6 +190,7 @@ def rule_for(op: OpOverload | None) -> Rule | None:
     """The row for an overload or for its functional twin; None if it has to be decomposed or run as an island, and for
     the twin of an op that has none.
     """
+    families.load()
     twin = None if op is None else functional_twin(op)
     return None if twin is None else RULES.get(str(twin))
 

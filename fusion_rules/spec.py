@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -19,11 +19,11 @@ JAX_DTYPE: dict[torch.dtype, np.dtype] = {
     torch.float64: np.dtype(np.float64),
     torch.float32: np.dtype(np.float32),
     torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(jnp.bfloat16),
-    torch.float8_e4m3fn: np.dtype(jnp.float8_e4m3fn),
-    torch.float8_e5m2: np.dtype(jnp.float8_e5m2),
-    torch.float8_e4m3fnuz: np.dtype(jnp.float8_e4m3fnuz),
-    torch.float8_e5m2fnuz: np.dtype(jnp.float8_e5m2fnuz),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
     torch.int64: np.dtype(np.int64),

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.geometry import Geometry
-from fused_eager.fusion_rules.rule import RULES, rule_for
+from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import fused_eager, quiet

@@ -188,7 +188,7 @@ def rows(names: Iterable[str] = (), dtype: torch.dtype = torch.float32, samples:
 
 def registered() -> list[Row]:
     """Without op_db: the overloads that have a row in the fusion rules."""
-    from fused_eager.fusion_rules.rule import RULES
+    from fused_eager.fusion_rules import RULES
 
     return [Row(name, "xla", rule.note) for name, rule in sorted(RULES.items())]
 

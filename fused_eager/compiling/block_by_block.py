@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import jax
 import torch
+
+from fused_eager.fusion_rules.deferred import jax
 
 from ..memory.borrow import Home, borrow, nbytes_of
 from ..memory.buffers import to_array, to_tensor

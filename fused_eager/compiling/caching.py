@@ -28,7 +28,7 @@ from ..config import OPTIONS, Config, OptionError
 from ..devices.device import Device
 from ..devices.host import HOST
 from ..log.events import LOG
-from ..lowering.lower import NodeFailed
+from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
 from ..progress import waiting
 from . import background, canonical, surroundings

@@ -9,12 +9,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
-from jax.sharding import SingleDeviceSharding
 
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.platforms import lowering_for
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
@@ -24,8 +22,6 @@ from ..bounded import Bounded
 from ..devices.device import Device
 from ..devices.host import HOST
 from ..log.events import LOG
-from ..lowering.lower import Function
-from ..lowering.rewrites import REWRITE
 from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
@@ -105,19 +101,21 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
     return keeper.load_or_make(computation, bounds, progress, make, settings.device)
 
 
-def trace(computation: Computation, bounds: bool, platform: str = "cpu") -> ClosedJaxpr:
+def trace(computation: Computation, bounds: bool, platform: str = "cpu") -> jax.core.ClosedJaxpr:
     """A region's function, traced as it is lowered for a platform.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
+    from ..lowering.lower import Function
+
     with tracing_for(), lowering_for(platform):
         return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*_arguments(computation))
 
 
 def _arguments(computation: Computation, device: Device = HOST) -> list[jax.ShapeDtypeStruct]:
     homes, kinds = computation.homes, [type(s) for node in computation.chosen for s in node.scalars]
-    on = None if device.has_memory else SingleDeviceSharding(device.xla)
+    on = None if device.has_memory else jax.sharding.SingleDeviceSharding(device.xla)
     arguments = [(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
     arguments += [((kinds.count(kind),), np.dtype(dtype)) for kind, dtype in ((float, "float64"), (int, "int64"))]
     return [jax.ShapeDtypeStruct(shape, dtype, sharding=on) for shape, dtype in arguments]
@@ -140,6 +138,9 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
+    from ..lowering.lower import Function  # and JAX with it
+    from ..lowering.rewrites import REWRITE
+
     region, homes = computation.region, computation.homes
     function = Function(computation.nodes, region, bounds)
     with tracing_for(device):

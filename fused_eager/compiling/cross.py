@@ -16,7 +16,7 @@ import numpy as np
 from fused_eager.cache import Key, explain
 
 from .. import xla
-from ..lowering.lower import NodeFailed
+from ..lowering.failed import NodeFailed
 from ..targets.device import TargetDevice
 from ..targets.target import Target
 from .canonical import to_computation

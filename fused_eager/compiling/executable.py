@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jaxlib
 import numpy as np
-from jaxlib import xla_client
 
 from fused_eager.fusion_rules import lapack
+from fused_eager.fusion_rules.deferred import jax, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..log.events import LOG
@@ -30,7 +29,6 @@ from ..xla import assigned, bytecode, device, enable_x64, options, with_librarie
 from .apart import COMPILER, Refused, Unavailable
 from .strip import strip
 
-_xla = xla_client._xla
 FORMAT = 1  # of the blobs; part of every key
 STRIPPED_WITH = ("0.6.2", "0.10.2", "0.11.2", "0.12.0.1")  # versions of jaxlib with which all tests of it have run
 
@@ -87,7 +85,8 @@ class Portable:
         on = on or device()
         # What it was compiled for is written in it: on another device of the kind it is told so.
         options = {"compile_options": assigned(on)} if on is not device() else {}
-        return on.client.deserialize_executable(self.code, executable_devices=_xla.DeviceList((on,)), **options)
+        devices = xla_client._xla.DeviceList((on,))
+        return on.client.deserialize_executable(self.code, executable_devices=devices, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,8 @@ def direct(
     sharding = jax.sharding.SingleDeviceSharding(on or device())
 
     def handler(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        return _xla.array_result_handler(jax.core.ShapedArray(shape, dtype), sharding, committed=False, **_unchecked())
+        aval = jax.core.ShapedArray(shape, dtype)
+        return xla_client._xla.array_result_handler(aval, sharding, committed=False, **_unchecked())
 
     with enable_x64(True):
         handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
@@ -154,7 +154,7 @@ def needs(loaded: Any) -> int:
 @functools.cache
 def _unchecked() -> dict[str, bool]:
     """What keeps jaxlib from looking at the shape of each result, until 0.11: later ones do not look."""
-    return {"_skip_checks": True} if "_skip_checks" in (_xla.array_result_handler.__doc__ or "") else {}
+    return {"_skip_checks": True} if "_skip_checks" in (xla_client._xla.array_result_handler.__doc__ or "") else {}
 
 
 def nothing() -> None:

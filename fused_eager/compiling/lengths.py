@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +23,7 @@ from fused_eager.fusion_rules import precision
 from ..bounded import Bounded
 from ..log.events import LOG
 from ..log.site import describe
-from ..lowering.lower import NodeFailed
-from ..lowering.straight_line import Numbering, Program, flatten
-from ..lowering.xla_cpu.row_blocks import cut
+from ..lowering.failed import NodeFailed
 from ..memory.borrow import Home, nbytes_of
 from ..planning.plan import Region, Work
 from ..tracing.stream import Stream
@@ -34,6 +33,9 @@ from .block_by_block import BlockByBlock
 from .caching import settings
 from .compile import Computation, Executable, load_or_compile, trace
 from .template import LARGE, Refused, Template, Unlike, template
+
+if TYPE_CHECKING:
+    from ..lowering.straight_line import Program
 
 _BEFORE: Bounded[Hashable, Work] = Bounded(64)  # the last stream of each kind
 _FOUND: Bounded[Hashable, Template | str] = Bounded(256)  # and what has become of them: a text says why nothing has
@@ -149,6 +151,8 @@ def _executable(work: Work, before: Work, of: Template, region: Region) -> Execu
         Refused: nothing does.
         NodeFailed: one of its nodes has no lowering.
     """
+    from ..lowering.straight_line import flatten  # and JAX with it
+
     if region.how != "xla":
         raise Refused(f"{work.nodes[region.nodes[0]].op} is not computed row by row")
     if len(region.nodes) < 2:
@@ -171,6 +175,9 @@ def prove(work: Work, of: Template, region: Region, block: Program) -> None:
     Raises:
         Refused: it does not, or nobody knows.
     """
+    from ..lowering.straight_line import Numbering, flatten
+    from ..lowering.xla_cpu.row_blocks import cut
+
     rows = of.rows_of(work.homes)
     whole = flatten(trace(Computation(work.nodes, region, work.homes), work.config.check_bounds))
     found = cut(whole, rows)

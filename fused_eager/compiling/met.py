@@ -23,7 +23,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..devices.device import Device
 from ..log import site
-from ..lowering.lower import NodeFailed
+from ..lowering.failed import NodeFailed
 from ..memory.borrow import Home, nbytes_of
 from ..planning import plan
 from ..targets.device import TargetDevice

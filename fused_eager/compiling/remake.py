@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-import jax
 import numpy as np
 import torch
 
 from fused_eager.cache import Key, Miss
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..devices.device import Device
 from ..devices.host import HOST
-from ..lowering.lower import NodeFailed
+from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
 from ..quiet import default_dtype
 from ..xla import device, enable_x64

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jaxlib
 import torch
-from jaxlib import xla_client
 
 from fused_eager import fusion_rules
 from fused_eager.cache import Key, Origin, Unencodable
 from fused_eager.fusion_rules.cores import usable_cores
+from fused_eager.fusion_rules.deferred import jax, xla_client
 from fused_eager.fusion_rules.precision import switches
 
 from .. import lowering, xla
@@ -110,8 +109,12 @@ def cpu() -> Mapping[str, Any]:
 
 # The options among them that have to do with the host's processor, and what JAX itself sets on a host with a TPU.
 _HOST_OPTIONS = ("jax_cpu_collectives_implementation", "jax_num_cpu_devices")
-_JAX_SETS = {"jax_pjrt_client_create_options": f"ml_framework_name:JAX;ml_framework_version:{jax.__version__}"}
+_CREATES = "jax_pjrt_client_create_options"
 _JAX_ADDS = "--xla_tpu_use_enhanced_launch_barrier=true"
+
+
+def _set_by_jax(option: str) -> str | None:
+    return f"ml_framework_name:JAX;ml_framework_version:{jax.__version__}" if option == _CREATES else None
 
 
 def _is_apart(device: Any) -> bool:
@@ -167,7 +170,7 @@ def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
         if value:
             options[name] = value
     if not device.has_memory and _is_apart(device.xla):
-        options = {k: v for k, v in options.items() if k not in _HOST_OPTIONS and _JAX_SETS.get(k) != v}
+        options = {k: v for k, v in options.items() if k not in _HOST_OPTIONS and v != _set_by_jax(k)}
     return {
         **_of_process(None if device.has_memory else device.xla),
         **({} if device.has_memory else {"memory": "device"}),  # no argument is scratch memory of the host's

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
+from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..memory.buffers import Buffer, Table

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 import torch
 
+from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import Spec
 
 from ..memory import buffers, unwritten

@@ -20,17 +20,8 @@ from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 from ..planning import donation
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
+from .failed import NodeFailed
 from .rewrites import LAYOUTS
-
-
-class NodeFailed(Exception):
-    """A node of the region cannot be lowered: `index` in the stream, and why; `lasting` if no process ever could."""
-
-    def __init__(self, index: int, reason: str, lasting: bool = False):
-        super().__init__(reason)
-        self.index = index
-        self.reason = reason
-        self.lasting = lasting
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ from array import array
 from typing import Any
 
 import torch
-from jaxlib import xla_client
 
+from fused_eager.fusion_rules.deferred import xla_client
 from fused_eager.fusion_rules.spec import TORCH_DTYPE
 
 from ..bounded import Bounded
@@ -35,8 +35,6 @@ _head = ManagedTensor.from_buffer(_block)
 _bytes = memoryview(_block).cast("B")
 _templates: Bounded[Home, bytes] = Bounded(4096)
 
-_import = xla_client._xla.dlpack_managed_tensor_to_buffer
-
 
 def _template(home: Home) -> bytes:
     dtype, shape = home
@@ -60,7 +58,7 @@ def borrow(address: int, home: Home, device: Any) -> Any:
         template = _template(home)
     _bytes[: len(template)] = template
     _head.data = address or _address  # an empty value has no memory, and JAX wants some address
-    return _import(capsule(_address), device, None)
+    return xla_client._xla.dlpack_managed_tensor_to_buffer(capsule(_address), device, None)
 
 
 # Arrays over memory that has been borrowed: a model whose weights nobody writes takes the same every time.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils.dlpack
-from jaxlib import xla_client
 
+from fused_eager.fusion_rules.deferred import xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE, contiguous_strides
 
 from ..xla import device as xla_device
@@ -161,8 +161,6 @@ def sweep(table: Table = TABLE) -> None:
 
 # ---- memory across the border, without copies --------------------------------------------------------------------
 
-_import = xla_client._xla.dlpack_managed_tensor_to_buffer
-_export = xla_client._xla.buffer_to_dlpack_managed_tensor
 _capsule = torch._C._to_dlpack
 _from_capsule = torch._C._from_dlpack
 _over_pointer = torch._C._construct_storage_from_data_pointer
@@ -184,12 +182,12 @@ def alias(storage: torch.UntypedStorage, offset_bytes: int, home: Home) -> torch
 
 def to_array(t: torch.Tensor, device: Any) -> jax.Array:
     """The memory of a contiguous tensor as a JAX array: no copy where alignment allows, exact dtype always."""
-    return _import(_capsule(t), device, None)
+    return xla_client._xla.dlpack_managed_tensor_to_buffer(_capsule(t), device, None)
 
 
 def to_tensor(array: jax.Array) -> torch.Tensor:
     """A JAX array as a tensor over the same memory. Waits until the array is computed."""
-    return _from_capsule(_export(array, stream=None))
+    return _from_capsule(xla_client._xla.buffer_to_dlpack_managed_tensor(array, stream=None))
 
 
 COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own

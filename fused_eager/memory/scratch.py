@@ -19,21 +19,16 @@ import sys
 from collections import Counter, defaultdict, deque
 from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import torch
-from jaxlib import xla_client
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fused_eager.fusion_rules.deferred import jax, jnp, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..log.events import LOG
 from ..xla import enable_x64
 from .borrow import Home, home_of
 from .heap import LARGE
-
-# A reference that is dropped without Python's lock, as by the end of a DLPack capsule, waits in jaxlib for this call.
-_collect = xla_client._xla.collect_garbage
 
 FLUSHES = 8  # the last so many say how much is kept
 
@@ -96,7 +91,8 @@ class Scratch:
         """Take back what was lent to storages that have died."""
         held, self.lent = self.lent, []
         if held:
-            _collect()  # what a dying tensor let go of
+            # A reference that is dropped without Python's lock, as a dying tensor does, waits in jaxlib for this call.
+            xla_client._xla.collect_garbage()
         for each in held:
             if each.is_lent:
                 self.lent.append(each)

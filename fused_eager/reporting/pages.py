@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.platforms import VARIANTS
-from fused_eager.fusion_rules.rule import RULES
 
 from ..config import OPTIONS, spell
 from ..log.reasons import CODES

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
+
+from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.device import Device
 from ..devices.host import HOST

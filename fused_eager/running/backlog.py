@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
+from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from ..compiling.compile import RunCheck

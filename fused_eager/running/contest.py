@@ -20,10 +20,10 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from jaxlib import xla_client
 
 from fused_eager.cache import Key, Unencodable
 from fused_eager.fusion_rules import cores, precision
+from fused_eager.fusion_rules.deferred import xla_client
 from fused_eager.fusion_rules.rule import CONTESTED, rule_for
 
 from ..bounded import Bounded

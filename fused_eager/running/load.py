@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 import weakref
-from collections.abc import Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,7 +27,7 @@ from ..config import Config
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
-from ..lowering.lower import NodeFailed
+from ..lowering.failed import NodeFailed
 from ..memory import heap, mappings
 from ..memory.buffers import Home
 from ..planning import budget, donation, plan
@@ -44,6 +44,9 @@ LONG = 0.5  # seconds of compiling that leave enough memory behind to be given b
 # The number of the first plan of the streams with some shapes: later ones (other values are alive, parameters are on
 # the device) are told of as having come instead of it.
 CAME: Bounded[Hashable, int] = Bounded(1024)
+
+# Who wants to see each stream that has not come before, as it is about to be planned.
+WATCHERS: list[Callable[[Work], None]] = []
 
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
@@ -64,6 +67,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
                 heap.WATCH.turn()
         else:
             work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default(), device)
+            for watch in WATCHERS:
+                watch(work)
             found = _find(stream, known, ending, work)
         if found.shapes is None:
             known[ending] = found

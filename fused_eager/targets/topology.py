@@ -11,8 +11,7 @@ import os
 import threading
 from typing import Any
 
-import jax
-from jax.experimental import topologies
+from fused_eager.fusion_rules.deferred import jax
 
 from ..errors import FusedEagerError
 from .target import Target, TargetError
@@ -57,6 +56,8 @@ def _devices(target: Target) -> tuple[Any, ...]:
     if why:
         raise NoCompiler(f"compiling for {target} needs XLA's compiler for TPUs: {why}")
     shape = {"chips_per_host_bounds": (1, 1, 1)} if max(target.shape) == 1 else {}
+    from jax.experimental import topologies
+
     _be_quiet()
     try:
         found = topologies.get_topology_desc(platform=target.platform, topology_name=str(target), **shape)

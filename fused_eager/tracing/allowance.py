@@ -24,6 +24,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from fused_eager.fusion_rules import families
+
 from ..choosing.hotness import Spell
 from ..config import Config
 from ..log.events import LOG
@@ -166,6 +168,8 @@ class Allowance:
 
     def _is_enough(self) -> bool:
         self.resting = self.resting and self._is_short()
+        if not self.resting:
+            families.load()  # what is about to be recorded needs it, and JAX: that is nothing that recording took
         return not self.resting
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -28,20 +29,33 @@ class Kind(Enum):
     COMPUTE = "compute"  # recorded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpInfo:
-    """One overload, as the recorder sees it. Arguments are named by their position in the schema."""
+    """One overload, as the recorder sees it. Arguments are named by their position in the schema.
+
+    What the table of lowerings says of it is looked up when it is first asked for: an op that torch runs alone needs
+    neither the table nor JAX, which comes with it.
+    """
 
     op: OpOverload
     number: int  # stands for `op` in keys: OpOverload hashes slowly
     kind: Kind
     twin: OpOverload | None
     names: tuple[str, ...]
-    hoisted: frozenset[int]
     written: tuple[int, ...]
-    island: str  # why XLA cannot run it; "" if it can
-    scattered: bool = False  # it writes other places than it reads (`index_add_`, `out=` of a product)
     writes_list: bool = False  # it writes the elements of a list (`_foreach_add_`)
+    hoisted: frozenset[int] = field(init=False)
+    island: str = field(init=False)  # why XLA cannot run it; "" if it can
+    scattered: bool = field(init=False)  # it writes other places than it reads (`index_add_`, `out=` of a product)
+
+    def __getattr__(self, name: str) -> Any:  # of a slot that is empty
+        if name not in ("hoisted", "island", "scattered"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        hoisted = hoisted_names(self.twin) if self.twin is not None else frozenset()
+        object.__setattr__(self, "hoisted", frozenset(i for i, n in enumerate(self.names) if n in hoisted))
+        object.__setattr__(self, "island", _island(self.twin))
+        object.__setattr__(self, "scattered", bool(self.written) and not _is_pointwise(self.op))
+        return getattr(self, name)
 
 
 # Ops that write arguments although their schema does not say so: (argument names), when the named flag is true.
@@ -146,10 +160,14 @@ def _is_pointwise(op: OpOverload) -> bool:
     return torch.Tag.pointwise in op.tags or (rule is not None and rule.cls is OpClass.POINTWISE)
 
 
+def _island(twin: OpOverload | None) -> str:
+    if twin is None:
+        return "ATen has no functional overload of it"
+    return "" if rule_for(twin) is not None or decomposition_of(twin) is not None else "it has no lowering"
+
+
 def _read(op: OpOverload) -> OpInfo:
     arguments = op._schema.arguments
-    twin = functional_twin(op)
-    hoisted = hoisted_names(twin) if twin is not None else frozenset()
     hidden = HIDDEN_WRITES.get(str(op), ((), ""))[0]
     silent = op.namespace in SILENT_WRITERS or op._schema.name in RECEIVERS
     written = tuple(
@@ -159,20 +177,12 @@ def _read(op: OpOverload) -> OpInfo:
         or a.name in hidden
         or (silent and "Tensor" in str(a.type))
     )
-    island = ""
-    if twin is None:
-        island = "ATen has no functional overload of it"
-    elif rule_for(twin) is None and decomposition_of(twin) is None:
-        island = "it has no lowering"
     return OpInfo(
         op,
         next(_numbers),
         _kind(op),
-        twin,
+        functional_twin(op),
         tuple(a.name for a in arguments),
-        frozenset(i for i, a in enumerate(arguments) if a.name in hoisted),
         written,
-        island,
-        bool(written) and not _is_pointwise(op),
         bool(written) and op._schema.name.startswith("aten::_foreach_"),
     )

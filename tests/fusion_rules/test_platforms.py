@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import pytest
 import torch
-from fused_eager.fusion_rules import platforms
+from fused_eager.fusion_rules import RULES, platforms
 from fused_eager.fusion_rules.platforms import VARIANTS, Variants, current, lowering_for, variants
-from fused_eager.fusion_rules.rule import RULES, OpClass, rule
+from fused_eager.fusion_rules.rule import OpClass, rule
 
 from fused_eager import fused_eager
 from fused_eager.lowering.rewrites import LAYOUTS, REWRITE, Nowhere

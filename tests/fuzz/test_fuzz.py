@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fused_eager.fusion_rules.rule import RULES
+from fused_eager.fusion_rules import RULES
 
 from tests.streams import (
     all_results_large,

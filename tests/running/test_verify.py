@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from fused_eager.fusion_rules.rule import RULES, rule_for
+from fused_eager.fusion_rules import RULES
+from fused_eager.fusion_rules.rule import rule_for
 
 from fused_eager import OptionError, WrongResult, fused_eager
 from fused_eager.compiling.compile import MEMORY

@@ -97,7 +97,7 @@ def _run(info: Any, dtype: Any, grad: bool, samples: int, context: Any) -> None:
 def _run_lists(dtype: Any, context: Any) -> None:
     """Ops on lists of tensors, which the corpus keeps elsewhere: their arguments follow from the overload."""
     import torch
-    from fused_eager.fusion_rules.rule import RULES
+    from fused_eager.fusion_rules import RULES
 
     lists, numbers, number = [torch.ones(3, 4, dtype=dtype), torch.ones(5, dtype=dtype)], [2.0, 3.0], torch.tensor(2.0)
     last = {"Scalar": [2.0], "ScalarList": [numbers], "List": [lists], "Tensor": [number], "default": []}
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def _write(rows: Sequence[Row], target: str, file: str | None) -> None:
-    from fused_eager.fusion_rules.rule import RULES
+    from fused_eager.fusion_rules import RULES
 
     if file is not None:
         Path(file).write_text(as_markdown(rows, target, list(RULES)))

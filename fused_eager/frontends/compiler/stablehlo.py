@@ -24,7 +24,8 @@ from ...compiling.key import Computation
 from ...errors import ExportError
 from ...log.reasons import Reason
 from ...log.site import describe
-from ...lowering.lower import Function, NodeFailed
+from ...lowering.failed import NodeFailed
+from ...lowering.lower import Function
 from ...lowering.straight_line import Numbering, Step, flatten
 from ...lowering.straight_line import Program as Flat
 from ...planning.plan import Region

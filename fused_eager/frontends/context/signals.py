@@ -14,6 +14,7 @@ import _thread
 import _weakrefset
 import functools
 import gc
+import importlib.util
 import os
 import signal
 import threading
@@ -23,7 +24,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-import jax
 import torch
 
 from ...compiling import background
@@ -41,7 +41,9 @@ PATIENCE = 10.0
 
 # Whatever it has called is the program, a module of the standard library's too.
 _LAUNCHER = os.path.join(FOLDER, "commands", "launch.py")
-_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, jax))
+_LIBRARIES = tuple(
+    os.path.dirname(str(spec.origin)) + os.sep for spec in map(importlib.util.find_spec, ("torch", "jax")) if spec
+)  # JAX is not imported yet
 _STANDARD = os.path.dirname(threading.__file__) + os.sep
 _REFERENCES = (weakref.__file__, _weakrefset.__file__)  # what they define is mostly called as an object goes
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # lies there too

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import pytest
 import torch
+from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.platforms import lowering_for
-from fused_eager.fusion_rules.rule import RULES
 from fused_eager.fusion_rules.xla_tpu.refused import REFUSED
 
 from fused_eager.compiling.compile import lower
-from fused_eager.lowering.lower import NodeFailed
+from fused_eager.lowering.failed import NodeFailed
 from fused_eager.targets.device import TargetDevice
 from fused_eager.targets.target import Target
 from tests.streams import recorded

@@ -1,0 +1,38 @@
+"""JAX, imported when something of it is first asked for.
+
+Importing it takes a quarter of a second. A program that torch runs alone, or whose last line comes before anything is
+compiled, does without; so do modules that are imported at the start and need JAX later:
+
+>>> from fused_eager.fusion_rules.deferred import jax, jnp, lax
+
+are these modules, each with nothing in it yet. (`importlib.util.LazyLoader` would put such a module where the program
+itself imports JAX, and is not safe among threads before Python 3.12.)
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+
+class Deferred(ModuleType):
+    """A module that is imported when one of its names is first asked for; from there on it has all of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        module = importlib.import_module(self.__name__)
+        for known, value in vars(module).items():
+            vars(self).setdefault(known, value)
+        return getattr(module, name)
+
+
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+    from jaxlib import xla_client
+else:
+    jax, jnp, lax = Deferred("jax"), Deferred("jax.numpy"), Deferred("jax.lax")
+    xla_client = Deferred("jaxlib.xla_client")
+
+__all__ = ["Deferred", "jax", "jnp", "lax", "xla_client"]
