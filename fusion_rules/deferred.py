@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 
 class Deferred(ModuleType):
-    """A module that is imported when one of its names is first asked for; from there on it has all of them."""
+    """A module that is imported when one of its names is first asked for. Functions, classes and modules are kept from
+    there on; all else may change in the module, and is asked of it each time."""
 
     def __getattr__(self, name: str) -> Any:
-        module = importlib.import_module(self.__name__)
-        for known, value in vars(module).items():
-            vars(self).setdefault(known, value)
-        return getattr(module, name)
+        value = getattr(importlib.import_module(self.__name__), name)
+        if callable(value) or isinstance(value, ModuleType):
+            vars(self)[name] = value
+        return value
 
 
 if TYPE_CHECKING:

@@ -57,7 +57,8 @@ def _mode(text: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} [--device NAME] [--mode MODE] [--option NAME=VALUE]... [--report] (SCRIPT | -m MODULE) [ARG...]",
+        usage=f"{prog} [--device NAME] [--cuda-is-tpu] [--mode MODE] [--option NAME=VALUE]... [--report] "
+        "(SCRIPT | -m MODULE) [ARG...]",
         description="Run a Python program under fused_eager(), unmodified. What follows its name is the program's.",
         allow_abbrev=False,
     )
@@ -65,6 +66,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--device",
         metavar="NAME",
         help="give the program a device of this name (tpu), whose ops are fused, in place of those on CPU tensors",
+    )
+    parser.add_argument(
+        "--cuda-is-tpu",
+        action="store_true",
+        help="where the program says cuda, it gets that device (for programs in which the name is written down)",
     )
     parser.add_argument("--mode", type=_mode, help=f"{OPTIONS['mode'].kind.words} (default: the environment's)")
     parser.add_argument(
@@ -174,17 +180,22 @@ def hide_our_frames() -> None:
     sys.excepthook = show
 
 
-def _context(device: str | None, options: dict[str, Any]) -> AbstractContextManager[Any]:
+def _context(device: str | None, cuda: bool, options: dict[str, Any]) -> AbstractContextManager[Any]:
     """What the program runs in: a context for CPU tensors, or a process with a device that has these options."""
     import fused_eager
 
-    if device is None:
+    if device is None and not cuda:
         return fused_eager.fused_eager(**options)
     from ..frontends.device.doors import set_options
 
+    device = device or "tpu"
     fused_eager.register(device)
     set_options(**options)
-    return nullcontext()
+    if not cuda:
+        return nullcontext()
+    from ..frontends.device.as_cuda import cuda_is
+
+    return cuda_is(device)
 
 
 def main(argv: list[str], prog: str) -> int:
@@ -208,7 +219,7 @@ def main(argv: list[str], prog: str) -> int:
 
     LOG.asked, entered = arguments.report, False
     try:
-        with _context(arguments.device, options):
+        with _context(arguments.device, arguments.cuda_is_tpu, options):
             entered = True
             program()
     except SystemExit:
