@@ -107,6 +107,7 @@ class StepsAside(TorchDispatchMode):
         self._looks = 0  # while aside
         self.blind_until = 0.0  # while aside: till then turns need not be looked at
         self._below: list[TorchDispatchMode] | None = None  # while aside, the modes that were below
+        self.between = False  # while aside: it left between two ops, and comes back so if no turn comes
         self.carried = 0.0  # till when it is, if that was found out at a turn: contexts that follow do not end it
         self._until = 0.0  # when it comes back
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
@@ -243,7 +244,7 @@ class StepsAside(TorchDispatchMode):
         self._turns.count, self._alone = 0, now
 
     def _return(self) -> None:
-        self._below, self.aside = None, False
+        self._below, self.aside, self.between = None, False, False
         self._overlook(0.0)
         self.unseen["read"] += follower.overlooked()
         self._turns.count += self.unseen[self._turns.kind]
@@ -270,7 +271,7 @@ def enter(door: StepsAside, place: Place, again: bool) -> None:
     if door.stream.config.measures:
         until = door.stream.pace.enter(place)
         until = max(until, door.carried if again else 0.0)
-        if (time.perf_counter() < until or (again and _rests(door))) and _is_alone(door):
+        if (time.perf_counter() < until or (again and rests(door))) and _is_alone(door):
             run.hand_over(Reason(door.reason()))
             door.enter_aside(until)
             return
@@ -309,7 +310,7 @@ def turned(door: StepsAside, turn: Turn) -> None:
     until = stream.pace.rest(turn)
     if turn == "step":
         until = stream.pace.turned() or until
-    if until or _rests(door):
+    if until or rests(door):
         _step(door, turn, until)
 
 
@@ -320,8 +321,18 @@ def passed_backward(door: StepsAside) -> None:
             turned(door, "backward")
         return
     inside = torch._C._current_graph_task_id() != -1
-    if not inside and _rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
+    if not inside and rests(door) and door in quiet.stack() and door.stream.config.measures and _is_alone(door):
         _step(door, "entry", 0.0)
+
+
+def between_ops(door: StepsAside) -> None:
+    """The program is between two of its own lines, with nothing pending: a thread that rests without a turn leaves what
+    follows to torch alone, and one whose rest is over goes on recording."""
+    if door.aside:
+        door.come_back()
+    elif door in quiet.stack() and door.stream.config.measures and not door.stream.pace.stepping and _is_alone(door):
+        _step(door, "entry", 0.0)
+        door.between = door.aside
 
 
 def _step(door: StepsAside, turn: Turn, until: float) -> None:
@@ -337,11 +348,12 @@ def read(door: StepsAside) -> None:
         return  # an optimizer reads for itself
     if not door.aside:
         door.passed_on("read")
-    if door.aside or (door.reads > READS and (_rests(door) or door.stream.pace.chose_native)):
+    if door.aside or (door.reads > READS and (rests(door) or door.stream.pace.chose_native)):
         turned(door, "read")
 
 
-def _rests(door: StepsAside) -> bool:
+def rests(door: StepsAside) -> bool:
+    """Whether a door's thread runs natively for a spell that is worth stepping aside for."""
     spell = door.stream.spell
     return spell.until is not None or spell.left >= LEAST
 

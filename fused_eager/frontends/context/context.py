@@ -26,7 +26,7 @@ from ...recording.native import nothing_is_pending
 from ...running import run
 from ...tracing import infer
 from ...tracing.allowance import ALLOWANCE, limits
-from . import aside, connection, guards, leaving, parking, refusals, signals, threads
+from . import aside, connection, guards, leaving, moments, parking, refusals, signals, threads
 from .aside import turned
 from .intercept import FrontDoor, boundary, passed_sync
 from .threads import THREAD, ThreadState
@@ -263,6 +263,8 @@ class fused_eager:
             signals.release()
             raise
         THREAD.door = door
+        if not again:
+            moments.watch(door)
 
     @staticmethod
     def _end(door: FrontDoor) -> None:

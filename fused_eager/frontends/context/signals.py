@@ -64,7 +64,7 @@ class Later:
         self.pause = FIRST
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if _is_within(frame) and not self._interrupts(frame):
+        if is_within(frame) and not self._interrupts(frame):
             self.since = self.since or time.monotonic()
             pause, self.pause = self.pause, min(2 * self.pause, LONGEST)
             # Not a `threading.Thread`: what has been interrupted may hold the locks that starting one takes.
@@ -86,7 +86,7 @@ class Later:
         return (bool(self.since) and time.monotonic() - self.since > PATIENCE) or _is_waiting(frame)
 
 
-def _is_within(frame: FrameType | None) -> bool:
+def is_within(frame: FrameType | None) -> bool:
     """Whether what runs in `frame` belongs to the runtime: a signal would find its work half done."""
     if LOCK._is_owned() or inside() or _in_an_op() or _forgets(frame):  # type: ignore[attr-defined]
         return True
