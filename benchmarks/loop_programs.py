@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -99,5 +100,85 @@ def two_metrics_eval(wrap: Wrap, features: int, hidden: int, batch: int, batches
             total += F.cross_entropy(logits, y).item()
             hits += (logits.argmax(-1) == y).sum().item()
         return total + hits
+
+    return step
+
+
+def rnn_200_steps(wrap: Wrap, dim: int, length: int, batch: int) -> Step:
+    """A plain recurrent network, written as a loop, over many steps of time; trained by SGD."""
+    cell, head = nn.Linear(2 * dim, dim), nn.Linear(dim, 1)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=1e-3)
+    series, target = torch.randn(length, batch, dim), torch.randn(batch, 1)
+
+    def one(x: Tensor, hidden: Tensor) -> Tensor:
+        return torch.tanh(cell(torch.cat([x, hidden], 1)))
+
+    forward = wrap(one)
+
+    def step() -> float:
+        hidden = torch.zeros(batch, dim)
+        for x in series:
+            hidden = forward(x, hidden)
+        loss = F.mse_loss(head(hidden), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def dqn_small_batches(wrap: Wrap, states: int, hidden: int, memory: int, batch: int, moves: int) -> Step:
+    """Q-learning as it is mostly written: a move for each state, a replay memory of tuples, a small batch a move, and a
+    second network that follows slowly."""
+    model, slow = (nn.Sequential(nn.Linear(states, hidden), nn.ReLU(), nn.Linear(hidden, 2)) for _ in range(2))
+    slow.load_state_dict(model.state_dict())
+    forward = wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    chance = random.Random(0)
+    transitions = [
+        (torch.randn(1, states), torch.tensor([[k % 2]]), torch.randn(1, states), torch.tensor([float(k % 3)]))
+        for k in range(memory)
+    ]
+
+    def step() -> float:
+        total = 0.0
+        state = transitions[0][0]
+        for _ in range(moves):
+            with torch.no_grad():
+                action = forward(state).max(1).indices.view(1, 1).item()
+            state = transitions[int(action) + chance.randrange(memory - 1)][2]
+            before, actions, after, rewards = map(torch.cat, zip(*chance.sample(transitions, batch), strict=True))
+            chosen = forward(before).gather(1, actions)
+            with torch.no_grad():
+                best = slow(after).max(1).values
+            loss = F.smooth_l1_loss(chosen, (best * 0.99 + rewards)[:, None])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_value_(model.parameters(), 100)
+            optimizer.step()
+            with torch.no_grad():
+                for ours, theirs in zip(slow.parameters(), model.parameters(), strict=True):
+                    ours.mul_(0.995).add_(theirs, alpha=0.005)
+            total += loss.item()
+        return total
+
+    return step
+
+
+def notebook_mix(wrap: Wrap, most: int) -> Step:
+    """Cells of a notebook: few ops each, a look at what came out, and hardly the same shape twice."""
+    chance = random.Random(0)
+
+    def step() -> float:
+        rows, columns = chance.randint(2, most), chance.randint(2, most)
+        table = torch.rand(rows, columns)
+        shown = str((table - table.mean(0)) / (table.std(0) + 1e-6))
+        pairs = table.T @ table
+        order = pairs.diagonal().argsort(descending=True)[: min(5, columns)]
+        kept = table[:, order]
+        joined = torch.cat([kept, kept.log1p(), kept.cumsum(0)], 1)
+        mask = joined > joined.median()
+        return float(joined[mask].sum()) + len(shown) % 2 + mask.sum().item()
 
     return step

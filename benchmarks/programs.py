@@ -268,4 +268,23 @@ PROGRAMS: tuple[Workload, ...] = (
         {"features": 784, "hidden": 512, "batch": 256, "batches": 10},
         {"features": 5, "hidden": 4, "batch": 3, "batches": 2},
     ),
+    _row(
+        loops.rnn_200_steps,
+        "a recurrent network written as a loop, 200 steps of 64 x 64, SGD",
+        {"dim": 64, "length": 200, "batch": 64},
+        {"dim": 3, "length": 4, "batch": 2},
+    ),
+    _row(
+        loops.dqn_small_batches,
+        "20 moves of Q-learning, two layers of 128, batch 64 from a replay memory",
+        {"states": 4, "hidden": 128, "memory": 500, "batch": 64, "moves": 20},
+        {"states": 3, "hidden": 4, "memory": 9, "batch": 3, "moves": 2},
+    ),
+    _row(
+        loops.notebook_mix,
+        "a table of random size normalised, printed, sorted, masked",
+        {"most": 100},
+        {"most": 6},
+        draws=True,
+    ),
 )

@@ -72,7 +72,7 @@ def _has(*patterns: str) -> Callable[[str, str], bool]:
 WAITS: tuple[Wait, ...] = (
     Wait(
         "print",
-        lambda detail, source: "__repr__" in detail or "__format__" in detail or "print(" in source,
+        lambda detail, source: "__repr__" in detail or bool(re.search(r"print\(|\b[fF][\"'].*\{", source)),
         "printing a tensor waits for its value",
         f"print less often: {KEEP}",
     ),

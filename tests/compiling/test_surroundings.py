@@ -70,7 +70,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 CHANGES: dict[str, Callable[[], Any]] = {
-    "jax": lambda: patched(jax, "__version__", "0.0.1"),
+    "jax": lambda: patched(surroundings.jax, "__version__", "0.0.1"),
     "jaxlib": lambda: patched(surroundings.jaxlib, "__version__", "0.0.1"),
     "torch": lambda: patched(torch, "__version__", "0.0.1"),
     "the lowering": lambda: patched(surroundings, "lowering_digest", lambda: "0" * 64),

@@ -36,7 +36,7 @@ def test_a_wait_is_told_with_its_line_and_how_long_it_took() -> None:
         (lambda t: t.numpy(), "Tensor.numpy"),
         (lambda t: t.tolist(), "Tensor.tolist"),
         (lambda t: repr(t), "Tensor.__repr__"),
-        (lambda t: f"{t}", "Tensor.__format__"),
+        (lambda t: f"{t}", "Tensor.__repr__"),
         (lambda t: t.data_ptr(), "Tensor.data_ptr"),
     ],
     ids=["numpy", "tolist", "repr", "format", "data_ptr"],

@@ -32,7 +32,7 @@ def loop(rounds: int = 10) -> Log:
     ("source", "detail", "kind"),
     [
         ("print(loss)", "Tensor.__repr__", "wait.print"),
-        ('log(f"{loss:.3f}")', "Tensor.__format__", "wait.print"),
+        ('log(f"{loss:.3f}")', "aten._local_scalar_dense.default", "wait.print"),
         ("if loss > 3:", "aten._local_scalar_dense.default", "wait.branch"),
         ("while error > 1e-3:", "aten._local_scalar_dense.default", "wait.branch"),
         ("if loss.item() > 3:", "aten._local_scalar_dense.default", "wait.item"),

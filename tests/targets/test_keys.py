@@ -168,7 +168,7 @@ def test_an_entry_is_loaded_on_a_host_with_another_processor_and_nothing_is_comp
     client = Client((2, 2))
     device = runtime(client, 3)
     monkeypatch.setattr(executable, "assigned", lambda on: on.id)
-    monkeypatch.setattr(executable._xla, "DeviceList", lambda devices: devices)
+    monkeypatch.setattr(executable.xla_client._xla, "DeviceList", lambda devices: devices)
     monkeypatch.setattr(executable, "direct", lambda *a: "the call")
     monkeypatch.setattr(compile, "build", _never)
     reader = keeper(tmp_path)

@@ -74,7 +74,6 @@ READERS: tuple[Guard, ...] = (
     Guard(torch, "to_dlpack", exposes=True),
     Guard(torch.utils.dlpack, "to_dlpack", exposes=True),
     Guard(torch.Tensor, "__repr__"),
-    Guard(torch.Tensor, "__format__"),
     Guard(torch.Tensor, "__deepcopy__"),
     Guard(torch.UntypedStorage, "data_ptr", exposes=True, but_to_torch=True),
     Guard(torch.UntypedStorage, "share_memory_", exposes=True),
