@@ -10,13 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import check, entering, environment, first_steps, index_checks, measure, model_programs, probe, table
+from benchmarks import (
+    check,
+    entering,
+    environment,
+    first_minute,
+    first_steps,
+    index_checks,
+    measure,
+    model_programs,
+    probe,
+    table,
+)
 from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
 from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
@@ -473,3 +485,26 @@ def test_steps_are_counted_wherever_contexts_are_entered(
     entering.work("tiny", way, "tiny")
     turns = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert len(turns) == 2 and all(int(steps) > 0 and float(took) >= 1e-3 for steps, took in turns)
+
+
+def test_a_first_minute_is_told_for_two_processes_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "minute.json"
+    assert first_minute.main(["tiny", "--size", "tiny", "--seconds", "1", "--json", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"\| tiny( \| \d+\.\d\d){6} \|", told)
+    kept = json.loads(file.read_text())["programs"]["tiny"]
+    assert len(kept) == 2 and all(turn["seconds"] >= first_minute.TURN_S for turns in kept for turn in turns)
+
+
+def test_the_work_of_a_part_of_a_minute_is_that_of_its_turns() -> None:
+    turns = [first_minute.Turn(10.0, 5.0, 1.0), first_minute.Turn(10.0, 20.0, 1.0), first_minute.Turn(20.0, 20.0, 2.0)]
+    found = first_minute.Minute(tuple(turns))
+    assert found.seconds == 4.0
+    assert found.work(end=1.0) == 0.5
+    assert found.work(begin=2.0) == 1.0
+    assert found.work() == pytest.approx((5 + 20 + 40) / (10 + 10 + 40))
+    assert first_minute.Minute(()).work() != first_minute.Minute(()).work()
+
+
+def test_the_programs_of_the_first_minute_exist() -> None:
+    assert set(first_minute.DEFAULT) <= set(first_minute.EVERY)
