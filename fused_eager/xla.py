@@ -28,6 +28,7 @@ def enable_x64(on: bool) -> AbstractContextManager[None]:
     where = jax if hasattr(jax, "enable_x64") else _experimental  # as it was before jax 0.8
     return where.enable_x64(on)
 
+
 # XLA:CPU leaves products and, from jaxlib 0.10.2 on, sums and extrema to YNNPACK, which gets some sums wrong without a
 # word (jax#39103, XNNPACK#11243) and crashes or hangs on others (jax#39257). Its products are right, and up to 4 times
 # as fast as XLA's own where the right side is transposed. The first that jaxlib knows holds.

@@ -26,7 +26,7 @@ from fused_eager.fusion_rules.precision import switches
 from .. import lowering, xla
 from ..devices.device import Device
 from ..devices.host import HOST
-from ..planning import forms, room
+from ..planning import donation, forms, order, room
 from ..targets import topology
 from . import apart, canonical, executable, strip, xla_process
 from . import compile as compiling
@@ -65,7 +65,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     packages, modules = (fusion_rules, lowering), (
-        apart, canonical, compiling, executable, forms, room, strip, xla, xla_process
+        apart, canonical, compiling, donation, executable, forms, order, room, strip, xla, xla_process
     )
     files: dict[Path, str] = {}
     for package in packages:

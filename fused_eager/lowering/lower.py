@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 
-from ..planning import donation
+from ..planning.donation import guards
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
 from .failed import NodeFailed
@@ -68,7 +68,7 @@ class Function:
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
         r = self.region
-        for k, p, before in donation.guards(self.nodes, r.nodes, r.inputs, r.outputs, r.donated) if self.checks else ():
+        for k, p, before in guards(self.nodes, r.nodes, r.inputs, r.outputs, r.donated) if self.checks else ():
             bad = [c.bad for i, c in self.checks if i in before]
             if bad:
                 o = r.outputs[k]

@@ -304,7 +304,7 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
     unstable = code == "region.unstable" or (code == "region.budget" and work.config.mode == "fused")
     if unstable:
         LOG.count("unstable stream")
-    return Ready(made, tuple(None for _ in made.regions), False, number, shapes, unstable)
+    return Ready(made, tuple(None for _ in made.regions), False, number, shapes=shapes, unstable=unstable)
 
 
 def _executable(work: Work, region: Region) -> Executable | None:

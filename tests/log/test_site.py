@@ -141,6 +141,7 @@ def test_no_line_of_the_librarys_own_packages_is_the_programs() -> None:
     """Wherever they lie: in a checkout two of them lie beside the first."""
     import fused_eager.cache
     import fused_eager.fusion_rules
+
     from fused_eager.folder import FOLDERS
 
     for package in (fused_eager, fused_eager.cache, fused_eager.fusion_rules):

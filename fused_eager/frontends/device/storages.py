@@ -99,8 +99,8 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
 
 
 def seen_as(t: Tensor) -> None:
-    """What was brought as mere bytes (by pickle, from a checkpoint) takes the dtype and shape of a tensor that is laid over
-    all of it. Else what reads it would be compiled for bytes, and again for what its updates are."""
+    """What was brought as mere bytes (by pickle, from a checkpoint) takes the dtype and shape of a tensor that is laid
+    over all of it. Else what reads it would be compiled for bytes, and again for what its updates are."""
     storage = storage_of(t)
     spec = Spec(tuple(t.shape), t.dtype, t.stride(), SEEN_AS)
     if t.dtype is torch.uint8 or t.dtype not in JAX_DTYPE or not is_dense(spec.shape, spec.strides):
