@@ -19,6 +19,7 @@ import torch
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
+from ..bounded import Bounded
 from ..log import site
 from ..memory import buffers
 from ..memory.borrow import Home
@@ -75,6 +76,7 @@ class Accelerator(Device):
         self.table: Table = {}
         self._xla = xla
         self._is_host = xla.platform == "cpu"
+        self._numbers: Bounded[tuple[torch.dtype, bytes], jax.Array] = Bounded(256)
 
     @property
     def xla(self) -> jax.Device:
@@ -132,13 +134,21 @@ class Accelerator(Device):
             raise self.told(error, f"what is read at {site.describe(site.here())}") from error
 
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
-        """A copy of the numbers on the device."""
+        """A copy of the numbers on the device. Most come again and again, and bringing them takes longer than an op."""
         if not numbers:
             return no_numbers(dtype, self._xla)
-        with enable_x64(True):
-            return jax.device_put(np.array(numbers, JAX_DTYPE[dtype]), self._xla)
+        vector = np.array(numbers, JAX_DTYPE[dtype])
+        key = dtype, vector.tobytes()  # two that are equal may differ: 0 and -0
+        found = self._numbers.get(key)
+        if found is None:
+            with enable_x64(True):
+                found = jax.device_put(vector, self._xla)
+            if len(numbers) <= _FEW:
+                self._numbers[key] = found
+        return found
 
 
+_FEW = 64  # numbers that are kept on the device for the next time
 _free = [FIRST]  # the first address that nobody has had
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from fused_eager.frontends.device.doors import DOORS
+
 from .compare import TPU, check
 
 DTYPES = (
@@ -234,3 +236,14 @@ def test_a_dtype_that_xla_has_not_can_be_made_and_written() -> None:
     t = torch.empty(3, 4, dtype=torch.complex32, device=TPU)
     torch.view_as_real(t).fill_(2)
     assert t.cpu().to(torch.complex64).tolist() == [[2 + 2j] * 4] * 3
+
+
+def test_numbers_that_are_kept_on_the_device_are_told_apart_to_the_bit() -> None:
+    x = torch.ones(2, device=TPU)
+    for _ in range(2):
+        for n in (0.0, -0.0, 1, 1.0, True, float("inf"), 2**53 + 1):
+            want = torch.ones(2) * n
+            got = (x * n).cpu()
+            assert torch.equal(got, want) and torch.equal(torch.signbit(got), torch.signbit(want))
+    device = DOORS[0].device
+    assert device.numbers([1.5], torch.float64, []) is device.numbers([1.5], torch.float64, [])
