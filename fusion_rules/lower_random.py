@@ -139,6 +139,7 @@ _PROBABILITY = (
     "please report an enhancement request to PyTorch.)"
 )
 _WEIGHT = "probability tensor contains either `inf`, `nan` or element < 0"
+_ENTRY = "invalid multinomial distribution (encountering probability entry {})"
 _NO_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
 
 
@@ -173,7 +174,11 @@ def multinomial_of(cx: Context, self: Any, drawn: Any, num_samples: int, replace
     "Weighted random sampling with a reservoir", 2006). Several with replacement are found in the running sums.
     """
     p = self.astype(drawn.dtype)
-    cx.check(~((p >= 0) & (p < np.inf)).all(), "RuntimeError", _WEIGHT)
+    if replacement and num_samples > 1:  # of which eager speaks in other words
+        cx.check(~(p >= 0).all(), "RuntimeError", _ENTRY.format("< 0"))
+        cx.check((p == np.inf).any(), "RuntimeError", _ENTRY.format("= infinity or NaN"))
+    else:
+        cx.check(~((p >= 0) & (p < np.inf)).all(), "RuntimeError", _WEIGHT)
     cx.check((p.sum(-1) <= 0).any(), "RuntimeError", _NO_WEIGHT)
     if num_samples == 1:
         return jnp.argmax(p / drawn, axis=-1, keepdims=True).astype(np.int64)

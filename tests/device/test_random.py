@@ -167,6 +167,10 @@ _WEIGHTS = {
 }
 REFUSED: dict[str, Callable[[torch.device], torch.Tensor]] = {
     **{f"multinomial {k}": lambda d, w=w: torch.multinomial(w.to(d), 1) for k, w in _WEIGHTS.items()},
+    **{
+        f"several with replacement {k}": lambda d, w=w: torch.multinomial(w.to(d), 5, replacement=True)
+        for k, w in _WEIGHTS.items()
+    },
     "multinomial of none": lambda d: torch.multinomial(torch.ones(3, device=d), 0),
     "multinomial of too many": lambda d: torch.multinomial(torch.ones(3, device=d), 4),
     "bernoulli above 1": lambda d: torch.bernoulli(torch.tensor([0.5, 1.5], device=d)),
