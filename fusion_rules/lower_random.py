@@ -99,7 +99,7 @@ def _key(seed: Any, offset: Any) -> Any:
     return jax.random.fold_in(jax.random.fold_in(key, low), high)
 
 
-@rule("fused_eager.random_uniform.default", OpClass.FACTORY, hoist=["seed", "offset"])
+@rule("fused_eager.random_uniform.default", OpClass.FACTORY, hoist=["seed", "offset"], defines=True)
 def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Numbers from [0, 1)."""
     dtype = JAX_DTYPE[cx.out[0].dtype]
@@ -112,6 +112,7 @@ def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: An
     hoist=["seed", "offset", "mean", "std"],
     alone=True,
     note="a region by itself: the last bits of a logarithm depend on how the loop around it is vectorised",
+    defines=True,
 )
 def random_normal(cx: Context, size: Any, seed: Any, offset: Any, mean: Any, std: Any, **options: Any) -> Any:
     """Numbers of a normal distribution."""
@@ -120,7 +121,7 @@ def random_normal(cx: Context, size: Any, seed: Any, offset: Any, mean: Any, std
     return drawn * lax.convert_element_type(std, dtype) + lax.convert_element_type(mean, dtype)
 
 
-@rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"])
+@rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"], defines=True)
 def random_bits(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Whole numbers from [0, 2^63)."""
     bits = jax.random.bits(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, jnp.uint64)
@@ -149,6 +150,7 @@ _NO_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
     hoist=["seed", "offset"],
     alone=True,
     note="a region by itself, as `random_normal` is",
+    defines=True,
 )
 def random_exponential(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Numbers of the exponential distribution of rate 1, none of them 0: programs divide by them."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.platforms import VARIANTS
+from fused_eager.fusion_rules.rule import OpClass, Rule
 
 from ..config import OPTIONS, spell
 from ..log.reasons import CODES
@@ -109,9 +110,14 @@ def options() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_of_a_program(row: Rule) -> bool:
+    """Whether a program has entered a row, for a JAX function of its own."""
+    return row.defines and row.cls is OpClass.COMPOSITE
+
+
 def platforms() -> str:
     """`docs/platforms.md`: what is lowered otherwise on one platform than on another."""
-    own_rows = {name: row for name, row in RULES.items() if not row.defines}  # not what a program has entered
+    own_rows = {name: row for name, row in RULES.items() if not _is_of_a_program(row)}
     lines = [
         "# Platforms",
         "",

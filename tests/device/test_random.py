@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_eager.fusion_rules import lower_random
 
 from fused_eager.frontends.device.doors import set_options
 
@@ -212,3 +213,9 @@ def test_a_sampling_loop_has_no_islands() -> None:
         assert token.shape == (2, 1) and ((token >= 0) & (token < 9)).all().item()
     finally:
         set_options(islands="allow")
+
+
+def test_a_draw_of_a_new_shape_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_random, "_jax", None)  # with which the host draws the same: to see what comes out, say
+    drawn = torch.randn(3, 17, device=TPU), torch.rand(3, 17, device=TPU), torch.randint(9, (3, 17), device=TPU)
+    assert all(t.cpu().unique().numel() > 1 for t in drawn)
