@@ -32,6 +32,7 @@ from .device import Device, no_numbers
 from .exhausted import is_of_memory, out_of_memory
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
+LINK = 4e9  # bytes in a second that a bus carries, one way, from memory that is not pinned
 _ALIGNED = 64  # bytes, as torch's own allocators have it
 
 _from_capsule = torch._C._from_dlpack
@@ -77,6 +78,7 @@ class Accelerator(Device):
         self._xla = xla
         self._is_host = xla.platform == "cpu"
         self._numbers: Bounded[tuple[torch.dtype, bytes], jax.Array] = Bounded(256)
+        self.link = float("inf") if self._is_host else LINK
 
     @property
     def xla(self) -> jax.Device:

@@ -42,6 +42,7 @@ class Device(ABC):
     name: str
     table: Table
     has_memory: bool  # its storages lie in the host's memory: ATen can run its ops in place
+    link = float("inf")  # bytes in a second that go between it and the host's memory
     is_here = True  # it can run what is compiled for it
 
     @property

@@ -30,7 +30,7 @@ from ..log.site import describe
 from ..lowering.failed import NodeFailed
 from ..memory import heap, mappings
 from ..memory.buffers import Home
-from ..planning import budget, donation, plan
+from ..planning import budget, donation, fetching, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
@@ -291,11 +291,12 @@ def homes_of_values(stream: Stream) -> dict[int, Home]:
 def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None) -> Ready:
     """The whole stream as one ATen region; `code` says why, `before` is the plan that has run it so far.
 
-    Where ATen has no kernels, op by op: most of these are compiled already, whatever stream they were in.
+    Where ATen cannot get at the values it is op by op, for most ops are compiled already, whatever stream they were in;
+    or ATen on fetched values, where it is less to bring these than to compile the others.
     """
     nodes, homes = work.nodes, work.homes
     why = Reason(code, f"{len(nodes)} ops", describe(nodes[0].place))
-    if not work.device.has_memory:
+    if not (work.device.has_memory or _is_fetched(work)):
         singly = replace(work, config=work.config.replace(max_region=1), reason=why)
         return replace(_make_ready(singly, before), shapes=shapes, unstable=True)
     islands = dict.fromkeys(range(len(nodes)), code)
@@ -305,6 +306,14 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
     if unstable:
         LOG.count("unstable stream")
     return Ready(made, tuple(None for _ in made.regions), False, number, shapes=shapes, unstable=unstable)
+
+
+def _is_fetched(work: Work) -> bool:
+    """Whether a device's stream is run by ATen, on values that are fetched for it."""
+    config = work.config
+    if config.islands != "allow" or config.is_reproducible or config.mode != "fused" or LOG.budgets:
+        return False
+    return fetching.is_cheaper(work.nodes, work.homes, work.live, work.device.link)
 
 
 def _executable(work: Work, region: Region) -> Executable | None:

@@ -96,3 +96,26 @@ def test_a_draw_on_the_host_is_the_devices() -> None:
     torch.tpu.manual_seed(7)
     on = torch.empty(5, device=TPU).uniform_()
     assert torch.equal(op([5], 7, 0, dtype=torch.float32), on.cpu())
+
+
+def _growing(device: object) -> list[float]:
+    """A cache that grows by a row each round, read by all rounds after."""
+    x, out = torch.linspace(-1, 2, 6).to(device).view(1, 1, 6), []  # type: ignore[call-overload]
+    cache = x[:, :0]
+    for _ in range(3 * ROUNDS):
+        cache = torch.cat([cache, x], 1)
+        x = torch.tanh(torch.softmax(x @ cache.transpose(1, 2), -1) @ cache + x)
+        out.append(x.sum().item())
+    return out
+
+
+@pytest.mark.parametrize("islands", ["allow", "refuse"])
+def test_what_keeps_growing_is_not_compiled_for_ever(islands: str) -> None:
+    before = report().compilations
+    set_options(islands=islands)
+    try:
+        assert _growing(TPU) == pytest.approx(_growing("cpu"), rel=1e-5, abs=1e-5)
+    finally:
+        set_options(islands="allow")
+    if islands == "allow":  # by what is left all further lengths run on the host
+        assert report().compilations - before <= 6

@@ -70,6 +70,8 @@ def register(name: str = DEFAULT) -> int:
         os.register_at_fork(after_in_child=refuse_here)
         leaving.arrange()
         _registered.append(name)
+        # How accelerate, and transformers' Trainer with it, is told of a device that is not in its list.
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", name)
         write_report(options.report)
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
         print(f"{name}: {len(devices)} device{'s' * (len(devices) > 1)}, {kind}", file=sys.stderr)
