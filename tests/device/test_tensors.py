@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fused_eager.frontends.device.doors import DOORS
 
@@ -247,3 +248,17 @@ def test_numbers_that_are_kept_on_the_device_are_told_apart_to_the_bit() -> None
             assert torch.equal(got, want) and torch.equal(torch.signbit(got), torch.signbit(want))
     device = DOORS[0].device
     assert device.numbers([1.5], torch.float64, []) is device.numbers([1.5], torch.float64, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("sparse", lambda: nn.Embedding(4, 2, sparse=True, device=TPU)(torch.tensor([1], device=TPU)).sum().backward()),
+        ("sparse", lambda: torch.sparse_coo_tensor(torch.zeros(1, 1, device=TPU).long(), torch.ones(1, device=TPU))),
+        ("sparse", lambda: torch.empty(2, 2, layout=torch.sparse_csr, device=TPU)),
+        ("quantized", lambda: torch._empty_affine_quantized([2], scale=1.0, dtype=torch.quint8, device=TPU)),
+    ],
+)
+def test_kinds_of_tensors_that_are_not_there_are_refused_by_name(kind: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(NotImplementedError, match=f"tpu has no {kind} tensors"):
+        call()

@@ -281,9 +281,26 @@ def register() -> None:
     for op in recurrent.OPS:
         ours.impl(op.name().removeprefix("fused_eager::"), _recorded(info_of(op)), KEY)
     rest.fallback(_fallback, KEY)
+    for key, kind in _KINDS.items():
+        rest.fallback(functools.partial(_refuse, kind), f"{key}{KEY}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
         lib.impl("_pin_memory", _pin_memory, "CPU")
+
+
+# Tensors that the device has not, by the dispatch key of their ops.
+_KINDS = {"Sparse": "sparse", "SparseCsr": "sparse", "Quantized": "quantized"}
+
+
+def _refuse(kind: str, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """An op that would make or take a kind of tensor that the device has not.
+
+    Raises:
+        NotImplementedError: it does.
+    """
+    hint = "; gradients are not sparse unless they are asked for (`sparse=True`)" if kind == "sparse" else ""
+    name = torch._C._get_privateuse1_backend_name()
+    raise NotImplementedError(f"{op}: {name} has no {kind} tensors, call it on the CPU{hint}")
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
