@@ -87,7 +87,6 @@ ON_DEVICE: tuple[Accepted, ...] = (
         )
     ),
     Accepted("test_indexing.py::*::test_index_put_accumulate_duplicate_indices_cpu", _EACH_SHAPE.format("511 lengths")),
-    Accepted("test_sort_and_select.py::*::test_topk_cpu", _EACH_SHAPE.format("36 random shapes and counts")),
     Accepted("test_sort_and_select.py::*::test_stable_sort_against_numpy_cpu_*", _ANY_INDEX),
     Accepted("test_indexing.py::*::test_index_put_accumulate_empty_cpu", _LATE),
     Accepted("test_indexing.py::*::test_advancedindex_cpu_float64", _LATE),
