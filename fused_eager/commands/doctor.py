@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from .features import FEATURES, Feature
 from .looking import Facts, gather
 
 Severity = Literal["error", "warning", "note"]
@@ -219,10 +220,24 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def findings(facts: Facts) -> tuple[Finding, ...]:
-    """What `CHECKS` says of `facts`, worst first."""
+def _needed(facts: Facts, needs: Sequence[str]) -> Iterator[Finding]:
+    """What stands in the way of features that are needed."""
+    for feature in FEATURES:
+        if feature.name in needs and (why := facts.features.get(feature.name, "")):
+            yield Finding("feature-missing", "error", f"{feature.name} ({feature.about}): {why}", feature.cure)
+
+
+def findings(facts: Facts, needs: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """What `CHECKS` says of `facts`, and which features that are needed cannot work; worst first."""
     found = [Finding(row.code, row.severity, text, row.cure) for row in CHECKS if (text := row.holds(facts))]
+    found += _needed(facts, needs)
     return tuple(sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.severity)))
+
+
+def _status(feature: Feature, why: str) -> str:
+    if not why:
+        return f"works: {feature.about}"
+    return f"no: {why}" if feature.cure in why else f"no: {why}; {feature.cure}"
 
 
 def describe(facts: Facts, found: tuple[Finding, ...]) -> str:
@@ -241,6 +256,7 @@ def describe(facts: Facts, found: tuple[Finding, ...]) -> str:
         ("compiled follower", facts.follower or "unknown"),
         ("cache", ", ".join(facts.cache) or "unknown"),
         *facts.environment.items(),
+        *((f"feature {f.name}", _status(f, facts.features[f.name])) for f in FEATURES if f.name in facts.features),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows] + [""]
@@ -253,9 +269,16 @@ def main(argv: list[str], prog: str) -> int:
     """`doctor`: print facts and findings. Returns 1 if one of them is an error, else 0."""
     parser = argparse.ArgumentParser(prog=prog, description="Say what was found here, in words for a bug report.")
     parser.add_argument("--json", action="store_true", help='print JSON: {"facts": {...}, "findings": [...]}')
+    parser.add_argument(
+        "--need",
+        action="append",
+        default=[],
+        choices=[feature.name for feature in FEATURES],
+        help="a feature without which this machine is of no use: an error if it cannot work; may be repeated",
+    )
     arguments = parser.parse_args(argv)
     facts = gather()
-    found = findings(facts)
+    found = findings(facts, arguments.need)
     if arguments.json:
         print(json.dumps({"facts": asdict(facts), "findings": [asdict(finding) for finding in found]}, indent=2))
     else:

@@ -49,6 +49,7 @@ class Facts:
     cache_keys: bool = True  # shared stores have keys to believe them by, or are believed without
     options: str = ""  # what is wrong with one
     environment: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)  # what keeps each from working, "" where nothing does
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -108,6 +109,10 @@ def _fusing_facts() -> dict[str, Any]:
     return {}
 
 
+def _feature_facts() -> dict[str, Any]:
+    return {"features": importlib.import_module("fused_eager.commands.features").obstacles()}
+
+
 def _cache_facts() -> dict[str, Any]:
     config = resolve()
     tiers = tuple(tier.strip() for tier in config.cache.split(",") if tier.strip())
@@ -159,6 +164,7 @@ def gather() -> Facts:
         ("storage trap", _trap_facts),
         ("fusing", _fusing_facts),
         ("compiled follower", _follower_facts),
+        ("features", _feature_facts),
         ("options", _cache_facts),
     ):
         try:

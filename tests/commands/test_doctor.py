@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from fused_eager.cache import default_root
 
-from fused_eager.commands import doctor, looking
+from fused_eager.commands import doctor, features, looking
 from fused_eager.commands.doctor import CHECKS, describe, findings, version_of
 from fused_eager.commands.looking import Facts, gather
 from fused_eager.config import OptionError
@@ -227,3 +228,39 @@ def test_the_exit_code_is_one_for_an_error(
         assert f"[{finding['code']}]" in text and finding["cure"] in text
     for version in ("2.13.0+cpu", "0.10.2", "3.11.7"):
         assert version in text
+
+
+def test_every_feature_says_what_it_needs_and_what_installs_it() -> None:
+    found = features.obstacles()
+    assert list(found) == [feature.name for feature in features.FEATURES]
+    text = describe(dataclasses.replace(GOOD, features={**dict.fromkeys(found, ""), "export": "not installed: x"}), ())
+    assert "feature redis" in text and "works: a shared cache in Redis" in text
+    assert "no: not installed: x; pip install 'fused-eager[export]'" in text
+
+
+def test_a_feature_that_is_needed_and_cannot_work_is_an_error() -> None:
+    facts = dataclasses.replace(GOOD, features={"export": "not installed: flatbuffers", "redis": ""})
+    assert findings(facts, ["redis"]) == ()
+    (found,) = findings(facts, ["redis", "export"])
+    assert (found.code, found.severity) == ("feature-missing", "error")
+    assert "flatbuffers" in found.text and found.cure == "pip install 'fused-eager[export]'"
+
+
+def test_extras_that_features_name_exist() -> None:
+    rows = (Path(__file__).parents[2] / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+    extras = set(re.findall(r"^(\w[\w-]*) = \[", rows.split("\n[")[0], re.MULTILINE))
+    named = {m.group(1) for f in features.FEATURES if (m := re.search(r"fused-eager\[(\w+)\]", f.cure))}
+    assert named and named <= extras
+
+
+def test_the_command_ends_by_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: dataclasses.replace(GOOD, features={"targets": "no libtpu"}))
+    assert doctor.main(["--json"], "doctor") == 0
+    capsys.readouterr()
+    assert doctor.main(["--need", "targets"], "doctor") == 1
+    assert "error: targets" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        doctor.main(["--need", "nothing"], "doctor")
+    assert "invalid choice: 'nothing'" in capsys.readouterr().err
