@@ -7,6 +7,7 @@ stream belongs to the device. What the options say of the mode is said for the p
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
 from ... import config
-from ...config import Config
+from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK, storage_of
@@ -108,6 +109,7 @@ class Door:
         run.check()
 
 
+FUSES = "TORCH_TPU_DEFER_AND_FUSE"
 DOORS: list[Door] = []
 CURRENT = [0]  # the device that is meant where none is named
 _forked = [False]
@@ -138,8 +140,10 @@ def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any])
 
 def device_options() -> Config:
     """The options of a device: as the environment says, and nothing is measured against ATen in place, for it has no
-    kernels there."""
+    kernels there. TorchTPU's own variable is known: fused is what it asks for, and what the device does without it."""
     found = config.resolve()
+    if os.environ.get(FUSES) == "0" and OPTIONS["mode"].env not in os.environ:
+        found = found.replace(mode="strict")
     waits = "wait" if found.compile == "auto" else found.compile
     return found.replace(native="never", compile=waits, follower="python")
 
