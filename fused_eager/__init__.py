@@ -82,36 +82,20 @@ __all__ = [
 ]
 
 
-_MANY = 100_000  # objects that an import has made
-
-
 def _imported(home: str) -> ModuleType:
-    """One of our modules; the first one brings JAX along.
-
-    Its 400,000 objects stay, so the collector has nothing to find among them. Left to itself it goes through them four
-    times meanwhile, a quarter of the import, and again when a step's ops have been written down and compiled: the
-    program then stands still for a quarter of a second. Here it does so once, at the end, and never after that, unless
-    the program has things of its own by now that are worth to be looked for.
-    """
+    """One of our modules; some bring JAX along, whose objects Python's collector is to go through once and no more."""
     collects = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(f".{home}", __name__)
     finally:
         if collects:
-            many = gc.get_count()[0] > _MANY
+            many = gc.get_count()[0] > 100_000
             gc.enable()
             if many:
-                gc.collect()
-                if not _has_tensors():
-                    gc.freeze()
+                from .fusion_rules.deferred import go_through_once
 
-
-def _has_tensors() -> bool:
-    """Whether there are tensors already. (Importing torch makes none.)"""
-    import torch
-
-    return any(issubclass(kind, torch.Tensor) for kind in set(map(type, gc.get_objects())))
+                go_through_once()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,12 @@ itself imports JAX, and is not safe among threads before Python 3.12.)
 
 from __future__ import annotations
 
+import gc
 import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 
 class Deferred(ModuleType):
@@ -27,6 +30,19 @@ class Deferred(ModuleType):
         return value
 
 
+def go_through_once() -> None:
+    """JAX has been imported while Python's collector was off: have it go through its objects now, and never after that.
+
+    What it makes stays, so there is nothing to find among it. Left to itself the collector goes through all objects
+    several times while they are imported, and again when a step's ops have been written down and compiled: the program
+    then stands still for a tenth of a second. They are set aside for good, unless the program has tensors of its own
+    by now: what holds them is worth to be looked for.
+    """
+    gc.collect()
+    if not any(issubclass(kind, torch.Tensor) for kind in set(map(type, gc.get_objects()))):
+        gc.freeze()
+
+
 if TYPE_CHECKING:
     import jax
     import jax.numpy as jnp
@@ -36,4 +52,4 @@ else:
     jax, jnp, lax = Deferred("jax"), Deferred("jax.numpy"), Deferred("jax.lax")
     xla_client = Deferred("jaxlib.xla_client")
 
-__all__ = ["Deferred", "jax", "jnp", "lax", "xla_client"]
+__all__ = ["Deferred", "go_through_once", "jax", "jnp", "lax", "xla_client"]

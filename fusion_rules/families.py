@@ -6,10 +6,13 @@ when a row is first asked for, and JAX with them: a program that torch runs alon
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 import threading
 from pathlib import Path
+
+from .deferred import go_through_once
 
 _LOCK = threading.RLock()  # a family may ask for a row of another one
 _PLATFORMS = ("xla_cpu", "xla_tpu")
@@ -28,6 +31,13 @@ def load() -> None:
         # What single platforms have of their own comes after what it stands beside.
         for platform in _PLATFORMS:
             names += sorted(f"{platform}.{m.name}" for m in pkgutil.iter_modules([str(folder / platform)]))
-        for name in names:
-            importlib.import_module(f"{__package__}.{name}")
-        _filled.set()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            for name in names:
+                importlib.import_module(f"{__package__}.{name}")
+            _filled.set()
+        finally:
+            if collects:
+                gc.enable()
+                go_through_once()

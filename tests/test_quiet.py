@@ -149,6 +149,8 @@ gc.callbacks.append(lambda phase, about: whole.append(phase) if about["generatio
 if not {collects}:
     gc.disable()
 from fused_eager import fused_eager
+assert not whole
+from fused_eager.fusion_rules import RULES
 print(gc.isenabled(), len(whole))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
