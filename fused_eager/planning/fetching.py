@@ -58,5 +58,6 @@ def _multiplications(node: Node) -> int:
     name = node.op._schema.name.partition("::")[2].strip("_")
     if not name.removesuffix("_backward").endswith(_PRODUCTS):
         return 0
-    sizes = [prod(g.geometry.size) for g in (*node.uses, *node.results)]
+    seen = [use.geometry for use in node.uses] + [result.geometry for result in node.results]
+    sizes = [prod(geometry.size) for geometry in seen]
     return isqrt(prod(sorted(sizes)[-3:]))
