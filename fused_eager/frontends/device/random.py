@@ -290,7 +290,8 @@ def by_aten(info: OpInfo) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         door = door_of(args, kwargs)
         assert door is not None
-        if kwargs.get("generator") is None and not draws_as_cpu():
+        asked = kwargs.get("generator") is not None or draws_as_cpu()
+        if not asked:
             seed, offset = GENERATORS[door.device.index].draw()
             made = torch.Generator().manual_seed((seed ^ (offset * 0x9E3779B97F4A7C15)) & _MOST)
             if "generator" in info.names:
@@ -302,12 +303,13 @@ def by_aten(info: OpInfo) -> Callable[..., Any]:
                     return unseen(transfers.island, door, info, args, kwargs, _WHY)
                 finally:
                     torch.default_generator.set_state(state)
-        return unseen(transfers.island, door, info, args, kwargs, _WHY)
+        return unseen(transfers.island, door, info, args, kwargs, _ASKED if asked else _WHY)
 
     return kernel
 
 
 _WHY = "the device has no form of it that draws"
+_ASKED = "its numbers are to be a generator's of the CPU"
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: _kernel(name, body) for name, body in _OWN.items()},
     "aten.randperm.generator_out": _randperm,
