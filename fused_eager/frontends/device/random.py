@@ -186,6 +186,9 @@ def _top(t: Tensor, including: bool = False) -> int:
 
 
 def randperm_out(n: int, *, out: Tensor) -> Tensor:
+    if out.dtype is not torch.int64:
+        with as_eager():  # which refuses a number that the dtype has not
+            torch.randperm(n, dtype=out.dtype, generator=_TRIED)
     bits = _drawn(_OPS.random_bits, out, torch.int64, (n,))
     out.resize_(n)
     return out.copy_(torch.argsort(bits))
@@ -194,6 +197,8 @@ def randperm_out(n: int, *, out: Tensor) -> Tensor:
 def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or input.numel() == 0:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if not 0 <= p <= 1:
+        torch.empty(1).bernoulli_(1 - p)  # raises
     if p == 1:
         return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
     if draws_as_cpu():
