@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-device test-tpu test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast test-device test-tpu test-clients test-full test-services test-wheel test-upstream
 .PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -37,6 +37,12 @@ test-services: .venv/.made-full
 # Tensors on the device, in every mode: all ops of the op corpus, and what is slow.
 test-device: .venv/.made
 	$(BIN)/python -m pytest tests/test_device.py -m "slow or not slow" $(WORKERS) $(ARGS)
+
+# Programs as people write them, at both doors, compared with plain PyTorch: writes the table in docs/clients.md, and runs
+# some of them in every mode.
+test-clients: .venv/.made-clients
+	$(BIN)/python -m tests.clients --write docs/clients.md
+	$(BIN)/python -m pytest tests/clients -m "slow or not slow" -k "every_mode or not client_computes" $(ARGS)
 
 # Every row of the fusion rules, compiled for a TPU by XLA's compiler for it: needs `libtpu`, and no TPU. Writes the page.
 test-tpu: .venv/.made-tpu
@@ -117,6 +123,11 @@ build/types:
 
 .venv/.made-tpu: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[tpu]'
+	@touch $@
+
+# Without what they depend on: torch is the one under test, and the rest is there.
+.venv/.made-clients: .venv/.made tests/clients/constraints.txt
+	$(PIP) --no-deps --requirement tests/clients/constraints.txt
 	@touch $@
 
 .venv/.made-peers: .venv/.made

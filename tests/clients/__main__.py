@@ -1,0 +1,82 @@
+"""Runs every client at both doors, and writes the table of what came of it: `python -m tests.clients --write FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .running import Run, differences, missing, run
+from .table import BOTH, CLIENTS, Client, Door
+
+PAGE = """# Programs that run
+
+Programs in the shape in which PyTorch's examples and the libraries around it publish them, small, with synthetic
+data. They know nothing of the library: `python -m fused_eager run program.py` runs them in a context, on CPU tensors,
+and `python -m fused_eager run --device tpu program.py --device tpu` on the [device](device.md), which a CPU stands
+in for. What they compute (losses, outputs, checkpoints, texts) is compared with plain PyTorch on the CPU.
+`make test-clients` runs them and writes this page; the programs are in `tests/clients/examples/`.
+
+Time is that of the whole process over plain PyTorch's, with an empty compile cache: these programs take a second or two
+in all, so what it says is how long compiling takes.
+
+| client | version | door | result | time | |
+|---|---|---|---|---|---|
+"""
+
+
+def outcome(client: Client, door: Door, plain: Run, found: Run) -> tuple[str, str]:
+    """What came of it, in a word, and why."""
+    if found.status or found.results is None:
+        return "fails", found.said.strip().splitlines()[-1][:120] if found.said.strip() else f"status {found.status}"
+    apart = differences(plain.results, found.results, client.tolerance, client.skipped)
+    return ("differs", apart[0]) if apart else ("equal", client.differs)
+
+
+def rows(client: Client) -> list[str]:
+    """The rows of one client."""
+    told = _version(client)
+    why = missing(client)
+    if why:
+        return [f"| {client.name} | | | not run | | {why} |"]
+    with TemporaryDirectory() as folder:
+        plain = run(client, None, Path(folder))
+        found = []
+        for door in BOTH:
+            its = run(client, door, Path(folder))
+            result, reason = outcome(client, door, plain, its)
+            ratio = f"{its.seconds / plain.seconds:.1f}"
+            found.append(f"| {client.name} | {told} | {door.name} | {result} | {ratio} | {reason} |")
+            print(found[-1], file=sys.stderr, flush=True)
+    return found
+
+
+def _version(client: Client) -> str:
+    name = client.command[0].partition("_")[0]
+    package = {"transformers": "transformers", "peft": "peft", "accelerate": "accelerate"}.get(name, "torch")
+    try:
+        return f"{package} {version(package).partition('+')[0]}"
+    except PackageNotFoundError:
+        return package
+
+
+def main() -> int:
+    """Run them. Returns 1 if one fails or differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
+    parser.add_argument("--write", metavar="FILE", help="write the page")
+    parser.add_argument("--workers", type=int, default=1, help="how many clients run at a time")
+    parser.add_argument("names", nargs="*", help="clients; by default all")
+    args = parser.parse_args()
+    chosen = [c for c in CLIENTS if not args.names or c.name in args.names]
+    with ThreadPoolExecutor(args.workers) as pool:
+        found = [row for of_one in pool.map(rows, chosen) for row in of_one]
+    if args.write:
+        Path(args.write).write_text(PAGE + "\n".join(found) + "\n")
+    return int(any("| fails |" in row or "| differs |" in row for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

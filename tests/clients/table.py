@@ -1,0 +1,87 @@
+"""Which programs are run, and how: one row each. The programs know nothing of the library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program: what it is called, its file with its arguments, the packages it needs beyond the tests' own."""
+
+    name: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    tolerance: float = 2e-3  # of what it computes, against plain PyTorch on the CPU
+    differs: str = ""  # why it is larger than that, or what is not compared
+    skipped: tuple[str, ...] = ()  # what is not compared, by the name in its results
+
+
+@dataclass(frozen=True)
+class Door:
+    """A way to run a program."""
+
+    name: str
+    ours: tuple[str, ...]  # after `python -m fused_eager run`
+    theirs: tuple[str, ...] = ()  # the program's own arguments
+
+
+_HALF = "autocast's list of ops is the accelerators', not the CPU's"
+_ROUNDED = ("model", "words")  # what hangs on single roundings of a half type
+_STEEP = "trained with a learning rate of 5, rounding doubles at each step"
+
+CLIENTS = (
+    Client("MNIST", ("mnist.py",)),
+    Client("word language model, LSTM", ("word_language_model.py",)),
+    Client("word language model, GRU", ("word_language_model.py", "--model", "GRU")),
+    Client(
+        "word language model, transformer", ("word_language_model.py", "--model", "Transformer"), (), 1e-2, _STEEP
+    ),
+    Client("DCGAN", ("dcgan.py",)),
+    Client("VAE", ("vae.py",)),
+    Client("super resolution", ("super_resolution.py",)),
+    Client("REINFORCE", ("reinforce.py",)),
+    Client("actor-critic", ("reinforce.py", "--critic")),
+    Client("Siamese network", ("siamese.py",)),
+    Client("time sequence prediction", ("time_sequence.py",)),
+    Client("graph attention", ("gat.py",)),
+    Client("nanoGPT", ("nano_gpt.py",)),
+    Client("nanoGPT, attention written out", ("nano_gpt.py", "--flash", "0")),
+    Client("nanoGPT, bfloat16", ("nano_gpt.py", "--dtype", "bfloat16"), (), 2e-2, _HALF, _ROUNDED),
+    Client("nanoGPT, float16, scaled gradients", ("nano_gpt.py", "--dtype", "float16"), (), 2e-2, _HALF, _ROUNDED),
+    Client("DQN", ("dqn.py",)),
+    Client(
+        "SWA and EMA",
+        ("averaging.py",),
+        differs="the average of a counter, cut to a whole number, may be one less: a * b + c is one fused operation",
+        skipped=("ema",),
+    ),
+    Client("activation checkpointing", ("checkpointing.py",)),
+    Client("k-means", ("kmeans.py",)),
+    Client("WGAN-GP, double backward", ("wgan_gp.py",)),
+    Client("detection and suppression", ("detection.py",)),
+    Client("transformers: Trainer", ("transformers_trainer.py",), ("accelerate",)),
+    Client(
+        "transformers: Trainer, bf16 and checkpointing",
+        ("transformers_trainer.py", "--bf16", "--gradient-checkpointing"),
+        ("accelerate",),
+        5e-2,
+        _HALF,
+    ),
+    Client("transformers: generate, Llama", ("transformers_generate.py", "--model", "llama")),
+    Client("transformers: generate, GPT-2", ("transformers_generate.py", "--model", "gpt2")),
+    Client("transformers: generate, T5", ("transformers_generate.py", "--model", "t5")),
+    Client("accelerate", ("accelerate_loop.py",), ("accelerate",)),
+    Client("peft: LoRA", ("peft_lora.py",), ("peft", "accelerate")),
+    Client("peft: DoRA", ("peft_lora.py", "--dora"), ("peft", "accelerate")),
+)
+
+DOORS = (
+    Door("context", ()),
+    Door("context, waiting", ("--option", "compile=wait", "--option", "native=never")),
+    Door("context, strict", ("--mode", "strict")),
+    Door("tpu", ("--device", "tpu"), ("--device", "tpu")),
+    Door("tpu, strict", ("--device", "tpu", "--mode", "strict"), ("--device", "tpu")),
+    Door("tpu, debug", ("--device", "tpu", "--mode", "debug"), ("--device", "tpu")),
+)
+BOTH = (DOORS[0], DOORS[3])
