@@ -59,18 +59,18 @@ class Text:
 
 
 def lanes(ids: Tensor, batch: int) -> Tensor:
-    """The text as `batch` parallel stretches, [batch, length]: window t + 1 of a lane goes on where window t ended."""
+    """The text as `batch` parallel segments, [batch, length]: window t + 1 of a lane goes on where window t ended."""
     length = len(ids) // batch
     return ids[: batch * length].view(batch, length)
 
 
-def window(stretches: Tensor, number: int, seq: int) -> tuple[Tensor, Tensor, bool]:
+def window(segments: Tensor, number: int, seq: int) -> tuple[Tensor, Tensor, bool]:
     """Window `number` of every lane: inputs and targets [batch, seq], and whether the lanes have just started over."""
-    per_pass = (stretches.shape[1] - 1) // seq
+    per_pass = (segments.shape[1] - 1) // seq
     if not per_pass:
-        raise ValueError(f"the text is too short for {len(stretches)} lanes with windows of {seq} characters")
+        raise ValueError(f"the text is too short for {len(segments)} lanes with windows of {seq} characters")
     start = number % per_pass * seq
-    inputs, targets = stretches[:, start : start + seq], stretches[:, start + 1 : start + seq + 1]
+    inputs, targets = segments[:, start : start + seq], segments[:, start + 1 : start + seq + 1]
     return inputs, targets, start == 0
 
 
@@ -94,12 +94,12 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: CharLSTM, stretches: Tensor, seq: int, windows: int = 4) -> float:
+def evaluate(model: CharLSTM, segments: Tensor, seq: int, windows: int = 4) -> float:
     """Mean loss over the first windows of the held-out lanes, the state carried along."""
     model.eval()
     losses, state = [], None
     for number in range(windows):
-        inputs, targets, _ = window(stretches, number, seq)
+        inputs, targets, _ = window(segments, number, seq)
         logits, state = model(inputs, state)
         losses.append(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
     model.train()
@@ -131,7 +131,7 @@ class Result:
 def train(args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     text = Text.load()
-    stretches, held_out = (lanes(ids, args.batch).to(args.device) for ids in (text.train, text.held_out))
+    segments, held_out = (lanes(ids, args.batch).to(args.device) for ids in (text.train, text.held_out))
     model = CharLSTM(len(text.alphabet), args.layers, args.dim).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps, eta_min=args.lr / 10)
@@ -143,7 +143,7 @@ def train(args: argparse.Namespace) -> Result:
     started, rate = time.perf_counter(), None
     for step in range(1, args.steps + 1):
         lr = schedule.get_last_lr()[0]
-        inputs, targets, fresh = window(stretches, step - 1, args.seq)
+        inputs, targets, fresh = window(segments, step - 1, args.seq)
         loss, state = train_step(model, optimizer, schedule, inputs, targets, None if fresh else state)
         losses.append(loss)
         # Losses stay tensors until somebody wants to see one: reading each would make the loop wait for it.
@@ -168,7 +168,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--seq", type=int, default=64, help="characters per window")
-    parser.add_argument("--batch", type=int, default=16, help="stretches of the text read side by side")
+    parser.add_argument("--batch", type=int, default=16, help="segments of the text read side by side")
     parser.add_argument("--lr", type=float, default=5e-3, help="first learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda, tpu, ...")

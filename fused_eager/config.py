@@ -122,7 +122,7 @@ class Config:
 
     @property
     def measures(self) -> bool:
-        """Whether stretches of the program may run natively because that was measured to be faster."""
+        """Whether segments of the program may run natively because that was measured to be faster."""
         return self.mode == "fused" and not (self.compiles_all or self.is_reproducible)
 
     @property
@@ -148,7 +148,7 @@ class Config:
         return self.islands != "allow" or self.verify > 0
 
     @property
-    def apart(self) -> bool:
+    def in_subprocess(self) -> bool:
         """Whether XLA compiles in a process of its own, where it can."""
         return self.compiler == "process"
 

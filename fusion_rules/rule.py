@@ -46,7 +46,7 @@ class OpClass(str, Enum):
 _RAISING = (OpClass.GATHER, OpClass.SCATTER, OpClass.LINALG)
 
 # Ops that ATen has kernels for, written by hand, that compiled loops may not reach: who runs them is measured.
-CONTESTED = frozenset(
+AUTOTUNED = frozenset(
     {
         OpClass.CONTRACTION,
         OpClass.CONVOLUTION,

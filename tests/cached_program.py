@@ -18,11 +18,11 @@ import jax
 import torch
 
 from fused_eager import follower, fused_eager, xla
-from fused_eager.choosing import pace, stretch
-from fused_eager.compiling.apart import COMPILER
+from fused_eager.choosing import autotuner, segment
 from fused_eager.compiling.caching import keeper
+from fused_eager.compiling.subprocess_compiler import COMPILER
 from fused_eager.config import resolve
-from fused_eager.frontends.context import aside, readers
+from fused_eager.frontends.context import bypass, readers
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 
@@ -85,10 +85,10 @@ def gpt(steps: int = 2) -> Any:
     return losses, hashlib.sha256(weights).hexdigest()
 
 
-def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
+def autotuned(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     """A loop with one read, on a clock that only passes as it is told to: whether each round ran natively."""
     clock, real = types.SimpleNamespace(now=0.0), time
-    clocks: tuple[Any, ...] = (pace, stretch, aside)
+    clocks: tuple[Any, ...] = (autotuner, segment, bypass)
     for module in clocks:
         module.time = types.SimpleNamespace(perf_counter=lambda: clock.now)
     # Reads look at the machine's clock, which in the first minutes after its start may be behind this one.
@@ -101,7 +101,7 @@ def paced(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     try:
         for _ in range(rounds):
             y = (x * 2).relu() + 1
-            ways.append(door.stream.pace.native)
+            ways.append(door.stream.autotuner.native)
             clock.now += native if ways[-1] else fused
             assert y.sum().item() > 0
             if kept is not None:
@@ -122,12 +122,12 @@ def main(name: str, slower: float) -> None:
     torch.set_num_threads(1)
     compile = COMPILER.compile
 
-    def compiled_apart(*args: Any) -> bytes:
+    def compiled_in_subprocess(*args: Any) -> bytes:
         made = compile(*args)
         APART.append(len(made))
         return made
 
-    COMPILER.compile = compiled_apart  # type: ignore[method-assign]
+    COMPILER.compile = compiled_in_subprocess  # type: ignore[method-assign]
     if slower:
         compiling = importlib.import_module("fused_eager.compiling.compile")
         build = compiling.build

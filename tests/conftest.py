@@ -35,7 +35,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager.frontends.context import aside, parking  # noqa: E402
+from fused_eager.frontends.context import bypass, parking  # noqa: E402
 from fused_eager.memory import mappings  # noqa: E402
 from fused_eager.running import load  # noqa: E402
 from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
@@ -100,7 +100,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor at which turn a front door comes back, on how fast turns come: each of them is looked at."""
-    monkeypatch.setattr(aside, "GLANCE", 0.0)
+    monkeypatch.setattr(bypass, "GLANCE", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import fused_eager, quiet
 from fused_eager.choosing import hotness
-from fused_eager.choosing.pace import Turn
+from fused_eager.choosing.autotuner import Turn
 from fused_eager.compiling import lengths, template
 from fused_eager.compiling.key import Computation
-from fused_eager.frontends.context import aside
+from fused_eager.frontends.context import bypass
 from fused_eager.frontends.context.intercept import FrontDoor
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 HOME: Home = (torch.float32, (8,))
 END = Reason("cut.exit")
-CLOCKS = ("choosing.pace", "choosing.stretch", "frontends.context.aside")  # who looks at the clock to choose a way
+CLOCKS = ("choosing.autotuner", "choosing.segment", "frontends.context.bypass")  # who looks at the clock
 
 
 def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:
@@ -157,12 +157,12 @@ def all_steps_in_stages() -> Iterator[None]:
 
 @contextmanager
 def given_up_anywhere(seed: int) -> Iterator[None]:
-    """In the body witnessed streams are given up after any of their ops; threads then rest for any number of sync
+    """In the body shadowed streams are given up after any of their ops; threads then rest for any number of sync
     points, or for a moment."""
     chance = random.Random(seed)
 
     def is_used_up(self: Allowance, stream: Stream, begun: object) -> bool:
-        return stream.witnessed is not None and bool(stream.nodes) and chance.random() < 0.1
+        return stream.shadowed is not None and bool(stream.nodes) and chance.random() < 0.1
 
     def is_enough(self: Allowance) -> bool:
         return chance.random() < 0.5
@@ -184,16 +184,16 @@ def restless(seed: int) -> Iterator[list[str]]:
     def turned(door: FrontDoor, turn: Turn) -> None:
         if door.hidden or torch._C._current_graph_task_id() != -1 or chance.random() < 0.5:
             return
-        if door.aside:
+        if door.bypassed:
             did.append("back")
             door.come_back()
-        elif door in quiet.stack() and not door.stream.pace.stepping and aside._is_alone(door):
+        elif door in quiet.stack() and not door.stream.autotuner.stepping and bypass._is_alone(door):
             did.append("aside")
-            aside._step(door, turn, 0.0)
+            bypass._step(door, turn, 0.0)
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(aside, "turned", turned)
-        m.setattr(aside, "read", lambda door: turned(door, "read"))
+        m.setattr(bypass, "turned", turned)
+        m.setattr(bypass, "read", lambda door: turned(door, "read"))
         yield did
 
 

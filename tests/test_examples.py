@@ -152,13 +152,13 @@ def test_resnet_without_scikit_learn_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_lstm_windows_follow_each_other_and_start_over() -> None:
-    stretches = train_lstm.lanes(torch.arange(23), 2)  # two lanes of 11: three windows of 3 and their targets
-    parts = [train_lstm.window(stretches, number, 3) for number in range(4)]
+    segments = train_lstm.lanes(torch.arange(23), 2)  # two lanes of 11: three windows of 3 and their targets
+    parts = [train_lstm.window(segments, number, 3) for number in range(4)]
     assert [inputs[1].tolist() for inputs, _, _ in parts] == [[11, 12, 13], [14, 15, 16], [17, 18, 19], [11, 12, 13]]
     assert all((targets == inputs + 1).all() for inputs, targets, _ in parts)
     assert [fresh for _, _, fresh in parts] == [True, False, False, True]
     with pytest.raises(ValueError, match="too short"):
-        train_lstm.window(stretches, 0, 11)
+        train_lstm.window(segments, 0, 11)
 
 
 def demo_run(mode: str, values: list[float]) -> demo.Run:

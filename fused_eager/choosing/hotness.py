@@ -6,8 +6,8 @@ compile="auto" in the background, once they come again). From then on the skelet
 compiled only when it has come back often enough to pay for it, and until
 then its nodes run through ATen. It pays, as with renting or buying skis, once running it natively has taken as long as
 compiling a variant did: so it never costs more than twice what knowing the future would. A thread that sees nothing but
-such streams stops recording for a spell: its ops run natively at once, as in eager, and one stream is recorded now and
-then to see whether things have settled.
+such streams backs off and stops recording: its ops run natively at once, as in eager, and one stream is recorded now
+and then to see whether things have settled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VARIANTS = 4  # shapes of one skeleton that are compiled like any stream
 SINGLES = 1  # shapes of it that may come once each without being suspicious
 SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording
-SPELL, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
+BACKOFF, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
 
 
 @dataclass
@@ -85,16 +85,16 @@ SKELETONS = Skeletons()
 
 
 @dataclass(slots=True)
-class Spell:
+class Backoff:
     """How one thread's recent streams fared, and for how many sync points it still runs ops natively."""
 
     unstable: int = 0
     left: int = 0
-    length: int = SPELL
+    length: int = BACKOFF
     passed: int = 0  # sync points since the last stream that was recorded
     last: Hashable = None
-    weight: int = 1  # how many streams the last one stands for: where it has settled, those of the spell as well
-    until: Callable[[], bool] | None = None  # what ends this spell, instead of a number of sync points
+    weight: int = 1  # how many streams the last one stands for: where it has settled, those of the backoff as well
+    until: Callable[[], bool] | None = None  # what ends this backoff, instead of a number of sync points
     due: float = math.inf  # and when it ends where no sync points come, on the clock of `time.monotonic`
 
     @property
@@ -110,7 +110,7 @@ class Spell:
         return self.left > 0
 
     def rest(self, until: Callable[[], bool], at_most: float = math.inf) -> None:
-        """Begin a spell that lasts until something has happened, and then to the next sync point; or for so many
+        """Begin a backoff that lasts until something has happened, and then to the next sync point; or for so many
         seconds, if no sync point has come by then. Not where somebody counts what is recorded."""
         if LOG.budgets:
             return
@@ -118,22 +118,22 @@ class Spell:
         self.due = time.monotonic() + at_most
 
     def rest_until_sync(self) -> None:
-        """Begin a spell that lasts to the next sync point, unless one is under way."""
+        """Begin a backoff that lasts to the next sync point, unless one is under way."""
         if not self.left:
             self.rest(lambda: True)
 
     def end(self) -> None:
-        """Whatever spell is under way is over."""
+        """Whatever backoff is under way is over."""
         self.until, self.left = None, 0
 
     def wake(self) -> None:
-        """It has happened. From another thread: where no sync points come, nothing else would end the spell."""
+        """It has happened. From another thread: where no sync points come, nothing else would end the backoff."""
         if self.until is not None and not self.passed:
             self.end()
 
     @property
     def is_impatient(self) -> bool:
-        """Whether one more unstable stream begins a spell."""
+        """Whether one more unstable stream begins a backoff."""
         return self.unstable >= PATIENCE - 1
 
     def saw(self, hot: bool, signature: Hashable = None) -> None:
@@ -141,7 +141,7 @@ class Spell:
         self.weight = 1 + self.passed if signature is not None and signature == self.last else 1
         self.last, self.passed = signature, 0
         if hot:
-            self.unstable, self.length = 0, SPELL
+            self.unstable, self.length = 0, BACKOFF
             return
         self.unstable += 1
         if self.unstable >= PATIENCE and not LOG.budgets:

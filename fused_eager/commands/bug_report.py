@@ -26,8 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..folder import FOLDER
+from .diagnostics import gather, redact
 from .doctor import describe, findings
-from .looking import gather, redact
 
 _TOLD = 200  # lines of what the program wrote to stderr
 _README = """What is in this file

@@ -1,6 +1,6 @@
 """`doctor`: what this library found on this machine, and which known-bad combinations that makes.
 
-`looking` judges nothing; `CHECKS` judges and looks at nothing but the `Facts`. A known-bad combination is one
+`diagnostics` judges nothing; `CHECKS` judges and looks at nothing but the `Facts`. A known-bad combination is one
 row. A finding is a value; what prints it, as text for a bug report or as JSON, comes last.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from .diagnostics import Facts, gather
 from .features import FEATURES, Feature
-from .looking import Facts, gather
 
 Severity = Literal["error", "warning", "note"]
 

@@ -25,10 +25,10 @@ from fused_eager.cache.background import Writer
 
 from .. import progress
 from ..bounded import Bounded
-from ..choosing.hotness import Spell
+from ..choosing.hotness import Backoff
 from ..log.events import LOG
 from ..tracing.infer import load as load_inference
-from .apart import COMPILER
+from .subprocess_compiler import COMPILER
 
 if TYPE_CHECKING:
     from ..tracing.trace import Step
@@ -84,12 +84,12 @@ class Waiting:
         if is_quick(self.ops, seconds):
             self.done.wait(PART * seconds)
 
-    def meet(self, spell: Spell) -> Ready:
+    def meet(self, backoff: Backoff) -> Ready:
         """It has come while it is being compiled: what runs it."""
         if self.ready is None:
             self.met += 1
             if self.met >= _meetings():
-                _QUEUE.rest(spell)
+                _QUEUE.rest(backoff)
         return self.ready or self.meanwhile
 
     def run(self) -> None:
@@ -117,7 +117,7 @@ class Queue:
         self._writer: Writer | None = None
         self._open = 0
         self._disturbed = 0  # reads since something is being compiled
-        self._resting: list[Spell] = []
+        self._resting: list[Backoff] = []
 
     @property
     def busy(self) -> bool:
@@ -145,18 +145,18 @@ class Queue:
         self._finished()
         return False
 
-    def rest(self, spell: Spell) -> None:
+    def rest(self, backoff: Backoff) -> None:
         """Let a thread of the program run natively until everything is compiled."""
         with self._lock:
             if self._open:
-                spell.rest(lambda: not self.busy)
-                self._resting.append(spell)
+                backoff.rest(lambda: not self.busy)
+                self._resting.append(backoff)
 
-    def disturb(self, spell: Spell) -> None:
+    def disturb(self, backoff: Backoff) -> None:
         """A thread of the program has read a value: how long it took says nothing, as something is being compiled."""
         self._disturbed += 1
         if self._disturbed >= _meetings():
-            self.rest(spell)
+            self.rest(backoff)
 
     def wait(self) -> None:
         """Return when everything that was asked for is compiled."""
@@ -168,8 +168,8 @@ class Queue:
             self._open -= 1
             if not self._open:
                 self._disturbed = 0
-                for spell in self._resting:
-                    spell.wake()
+                for backoff in self._resting:
+                    backoff.wake()
                 self._resting.clear()
 
     def _close(self) -> None:

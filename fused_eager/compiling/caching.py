@@ -23,7 +23,7 @@ from fused_eager.cache.url import redacted
 from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from ..bounded import Bounded
-from ..choosing.stretch import Choice
+from ..choosing.segment import Choice
 from ..config import OPTIONS, Config, OptionError
 from ..devices.device import Device
 from ..devices.host import HOST
@@ -264,7 +264,7 @@ def settings(config: Config, device: Device = HOST) -> Settings:
     """
     # A wait in the background is nobody's, and told to nobody.
     progress = config.progress and not background.is_own_thread()
-    return Settings(config.check_bounds, progress, keeper(config), config.apart, device)
+    return Settings(config.check_bounds, progress, keeper(config), config.in_subprocess, device)
 
 
 def keeper(config: Config) -> Keeper | None:

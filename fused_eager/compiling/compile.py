@@ -25,10 +25,10 @@ from ..log.events import LOG
 from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
-from . import background, telling
-from .apart import COMPILER, Abandoned, Unavailable
-from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_apart, needs, settle
+from . import background, emit
+from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_in_subprocess, needs, settle
 from .key import Computation, identity
+from .subprocess_compiler import COMPILER, Abandoned, Unavailable
 
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
@@ -51,7 +51,7 @@ class Settings:
     bounds: bool = True  # indices are checked
     progress: bool = False  # what takes long is said
     keeper: Keeper | None = None
-    apart: bool = True  # in a process of XLA's own, where that can be
+    in_subprocess: bool = True  # in a process of XLA's own, where that can be
     device: Device = HOST
 
 
@@ -91,9 +91,9 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
     def make() -> Made:
         # One at a time: XLA takes all cores by itself.
         with _LOCK, waiting(f"compiling {computation.name}", progress):
-            telling.compiling(computation.name)
-            made = build(computation, bounds, settings.apart, settings.device)
-        telling.compiled(computation, bounds, made)
+            emit.compiling(computation.name)
+            made = build(computation, bounds, settings.in_subprocess, settings.device)
+        emit.compiled(computation, bounds, made)
         return made
 
     if keeper is None:
@@ -161,20 +161,20 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
     return Lowering(lowered, checks, scratch, blocks)
 
 
-def build(computation: Computation, bounds: bool, apart: bool = True, device: Device = HOST) -> Made:
-    """Trace, lower and compile a region; `apart`: in a process of XLA's own, where that can be.
+def build(computation: Computation, bounds: bool, in_subprocess: bool = True, device: Device = HOST) -> Made:
+    """Trace, lower and compile a region; `subprocess_compiler`: in a process of XLA's own, where that can be.
 
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
-    if apart:
+    if in_subprocess:
         with suppress(Unavailable):
             COMPILER.start(background.nice())  # it starts while JAX traces
     started = time.perf_counter()
     made = lower(computation, bounds, device)
     tracing = time.perf_counter() - started
     with tracing_for(device):
-        loaded, portable, beside = _compiled(made.lowered, apart, device)
+        loaded, portable, beside = _compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
     call = direct(loaded, outputs, len(made.checks), made.scratch, device.xla)
@@ -182,13 +182,15 @@ def build(computation: Computation, bounds: bool, apart: bool = True, device: De
     return Made(executable, made.lowered, portable, tracing, made.blocks, beside)
 
 
-def _compiled(lowered: jax.stages.Lowered, apart: bool, device: Device) -> tuple[Any, Portable | NotPortable, bool]:
+def _compiled(
+    lowered: jax.stages.Lowered, in_subprocess: bool, device: Device
+) -> tuple[Any, Portable | NotPortable, bool]:
     """The executable, its bytes, and whether it was compiled apart."""
     if background.is_closing():
         raise Abandoned
-    if apart:
+    if in_subprocess:
         try:
-            return *made_apart(lowered, background.nice(), device.xla), True
+            return *made_in_subprocess(lowered, background.nice(), device.xla), True
         except Unavailable as why:
             if str(why):
                 LOG.count(f"regions compiled in this process: {why}")

@@ -26,8 +26,8 @@ from ..memory.buffers import Home
 from ..memory.heap import keep_blocks
 from ..memory.scratch import SCRATCH
 from ..xla import assigned, bytecode, device, enable_x64, options, with_libraries
-from .apart import COMPILER, Refused, Unavailable
 from .strip import strip
+from .subprocess_compiler import COMPILER, Refused, Unavailable
 
 FORMAT = 1  # of the blobs; part of every key
 STRIPPED_WITH = ("0.6.2", "0.10.2", "0.11.2", "0.12.0.1")  # versions of jaxlib with which all tests of it have run
@@ -99,7 +99,7 @@ class Made:
     portable: Portable | NotPortable
     tracing: float
     blocks: str = ""
-    apart: bool = False
+    in_subprocess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
 
 
-def made_apart(lowered: Any, nice: int, on: Any = None) -> tuple[Any, Portable]:
+def made_in_subprocess(lowered: Any, nice: int, on: Any = None) -> tuple[Any, Portable]:
     """What XLA makes of JAX's `Lowered` of a region in a process of its own: the executable, and its bytes.
 
     Raises:

@@ -28,7 +28,7 @@ from ..memory.borrow import Home, nbytes_of
 from ..planning.plan import Region, Work
 from ..tracing.stream import Stream
 from ..tracing.trace import Step
-from . import background, telling
+from . import background, emit
 from .block_by_block import BlockByBlock
 from .caching import settings
 from .compile import Computation, Executable, load_or_compile, trace
@@ -140,7 +140,7 @@ def _made(work: Work, before: Work) -> Template:
         raise Refused("the default dtype, which lowerings read, was changed meanwhile")
     made = replace(found.plan, regions=tuple([region for region, _ in pairs]))
     executables = tuple([executable for _, executable in pairs])
-    number = telling.planned(made, work.nodes, work.homes, executables)
+    number = emit.planned(made, work.nodes, work.homes, executables)
     return replace(found, plan=made, executables=executables, number=number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from ..choosing.stretch import Pieces
+from ..choosing.segment import Pieces
 from ..planning.plan import Plan
 from .executable import Executable
 

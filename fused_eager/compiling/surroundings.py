@@ -28,7 +28,7 @@ from ..devices.device import Device
 from ..devices.host import HOST
 from ..planning import donation, forms, order, room
 from ..targets import topology
-from . import apart, canonical, executable, strip, xla_process
+from . import canonical, executable, strip, subprocess_compiler, xla_process
 from . import compile as compiling
 
 # JAX's options that change what is traced or how XLA compiles it.
@@ -65,7 +65,7 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     packages, modules = (fusion_rules, lowering), (
-        apart, canonical, compiling, donation, executable, forms, order, room, strip, xla, xla_process
+        subprocess_compiler, canonical, compiling, donation, executable, forms, order, room, strip, xla, xla_process
     )
     files: dict[Path, str] = {}
     for package in packages:

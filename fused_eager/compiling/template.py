@@ -16,7 +16,7 @@ from typing import Any
 
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rowwise import Rows
-from fused_eager.fusion_rules.rule import CONTESTED, rule_for
+from fused_eager.fusion_rules.rule import AUTOTUNED, rule_for
 
 from ..memory.borrow import Home, nbytes_of
 from ..planning import plan
@@ -274,5 +274,5 @@ def _is_for_aten(node: Node, by_rows: frozenset[int], loose: frozenset[int]) -> 
     """Whether a node is heavy, knows a loose value, or makes of rows what there is but one of, as a sum does."""
     read, made = set(operands(node)), {r.vid for r in node.results}
     found = rule_for(node.twin)
-    heavy = found is not None and found.cls in CONTESTED
+    heavy = found is not None and found.cls in AUTOTUNED
     return heavy or not loose.isdisjoint(read | made) or (not by_rows.isdisjoint(read) and not by_rows.issuperset(made))

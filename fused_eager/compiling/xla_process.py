@@ -1,5 +1,5 @@
-"""The program of the process in which XLA compiles (`apart`): it takes programs and gives executables until nobody is
-at the other end, or nothing has come for a while.
+"""The program of the process in which XLA compiles (`subprocess_compiler`): it takes programs and gives
+executables until nobody is at the other end, or nothing has come for a while.
 
 Run as a file, so that the library and with it torch are not imported: jaxlib is all that it takes.
 """

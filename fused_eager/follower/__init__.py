@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import progress
-from ..choosing import pace
+from ..choosing import autotuner
 from ..compiling import background
 from ..config import Config
 from ..log.events import LOG
@@ -142,7 +142,7 @@ def _take_up() -> None:
         return
     _STATE.attending, _STATE.why = False, ""
     _STATE.taken_up()
-    pace.forget()  # what was measured with Python's follower
+    autotuner.forget()  # what was measured with Python's follower
     _tell("taken up", time.perf_counter() - began)
 
 

@@ -81,7 +81,7 @@ bool has_python_key(const IValue& a) {
 
 Ref launches() {
   static PyObject* const name = name_of("launches");
-  return checked(PyObject_GetAttr(R.backlog, name));
+  return checked(PyObject_GetAttr(R.deferred, name));
 }
 
 bool nothing_is_pending() { return PyDict_GET_SIZE(R.table) == 0 && !is_true(launches().get()); }
@@ -214,22 +214,22 @@ struct Kernel final : c10::OperatorKernel {
     if (treatment == OTHER) return Way::PYTHON;
     Ref held = checked(PyObject_GetAttr(door, stream_name));
     PyObject* stream = held.get();
-    PyObject* pace = R.stream.pace.of(stream);
+    PyObject* autotuner = R.stream.autotuner.of(stream);
     const Settings& settings = settings_of(R.stream.config.of(stream));
-    if (!settings.follows || is_true(R.pace.waiting.of(pace))) return Way::PYTHON;
+    if (!settings.follows || is_true(R.autotuner.waiting.of(autotuner))) return Way::PYTHON;
     const size_t count = op.schema().arguments().size();
     const Arguments given(stack.data() + stack.size() - count, count);
     for (const IValue& a : given)
       if (has_python_key(a)) return Way::PYTHON;
-    PyObject* spell = R.stream.spell.of(stream);
-    const bool in_spell = is_true(R.spell.left.of(spell));
-    if (in_spell && PyFloat_AsDouble(R.spell.due.of(spell)) < monotonic()) return Way::PYTHON;
+    PyObject* backoff = R.stream.backoff.of(stream);
+    const bool in_backoff = is_true(R.backoff.left.of(backoff));
+    if (in_backoff && PyFloat_AsDouble(R.backoff.due.of(backoff)) < monotonic()) return Way::PYTHON;
     if (treatment == READ)
-      return !in_spell && may_be_read(settings, pace, given[0]) ? Way::NATIVE : Way::PYTHON;
-    if (in_spell || (settings.measures && is_true(R.pace.native.of(pace))))
+      return !in_backoff && may_be_read(settings, autotuner, given[0]) ? Way::NATIVE : Way::PYTHON;
+    if (in_backoff || (settings.measures && is_true(R.autotuner.native.of(autotuner))))
       return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
     if (treatment == VIEW) return Way::NATIVE;
-    if (!writes_list && settings.allows_islands && passes_elsewhere(given)) return Way::NATIVE;
+    if (!writes_list && settings.allows_islands && passes_to_other_device(given)) return Way::NATIVE;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
     const Alone alone;
     if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
@@ -242,7 +242,7 @@ struct Kernel final : c10::OperatorKernel {
   }
 
   // Whether all tensors lie on a device that is not fused; then it is counted (`recording.elsewhere`).
-  bool passes_elsewhere(Arguments given) const {
+  bool passes_to_other_device(Arguments given) const {
     const at::Tensor* one = nullptr;
     const auto is_away = [&one](const IValue& a) {
       if (!is_defined(a) || is_wrapped(a)) return true;
@@ -259,13 +259,13 @@ struct Kernel final : c10::OperatorKernel {
     }
     if (one == nullptr) return false;
     const Ref device = checked(PyUnicode_FromString(one->device().str().c_str()));
-    checked(PyObject_CallFunctionObjArgs(R.passed_elsewhere, info, device.get(), nullptr));
+    checked(PyObject_CallFunctionObjArgs(R.passed_to_other_device, info, device.get(), nullptr));
     return true;
   }
 
   bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack) const {
     PyObject* step = expected_of(stream);
-    if (step == Py_None || R.step.info.of(step) != info || R.stream.witnessed.of(stream) != Py_None) return false;
+    if (step == Py_None || R.step.info.of(step) != info || R.stream.shadowed.of(stream) != Py_None) return false;
     if (PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0 && !is_true(R.step.warm.of(step))) return false;
     CompiledStep* known = compiled(step);
     if (known == nullptr || (known->is_island && !settings.allows_islands) ||
@@ -279,9 +279,9 @@ struct Kernel final : c10::OperatorKernel {
   }
 
   // A number that an optimizer reads for itself: no boundary of the program's, and nothing to wait for.
-  bool may_be_read(const Settings& settings, PyObject* pace, const IValue& given) const {
+  bool may_be_read(const Settings& settings, PyObject* autotuner, const IValue& given) const {
     static PyObject* const what = PyUnicode_FromString("sync aten._local_scalar_dense.default");
-    if (settings.measures && !is_true(R.pace.stepping.of(pace))) return false;
+    if (settings.measures && !is_true(R.autotuner.stepping.of(autotuner))) return false;
     if (!given.isTensor() || !is_finished_number(given.toTensor())) return false;
     checked(PyObject_CallOneArg(R.count, what));
     return true;

@@ -27,20 +27,20 @@ void find_slots(const Names& names) {
               {type, "vacant"}, {type, "vid"}};
   type = names.of("Stream");
   R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "inputs"},
-              {type, "natives"}, {type, "nodes"}, {type, "pace"}, {type, "pending"}, {type, "reads"}, {type, "spell"},
-              {type, "unfinished"}, {type, "vids"}, {type, "witnessed"}};
+              {type, "natives"}, {type, "nodes"}, {type, "autotuner"}, {type, "pending"}, {type, "reads"}, {type, "backoff"},
+              {type, "unfinished"}, {type, "vids"}, {type, "shadowed"}};
   type = names.of("Step");
   R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
             {type, "operands"}, {type, "then"}, {type, "vids"}, {type, "warm"}};
   type = names.of("Node");
   R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
-  type = names.of("Pace");
-  R.pace = {{type, "native"}, {type, "stepping"}, {type, "waiting"}};
+  type = names.of("Autotuner");
+  R.autotuner = {{type, "native"}, {type, "stepping"}, {type, "waiting"}};
   type = names.of("DeviceInput");
   R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
   R.native_vid = {names.of("NativeInput"), "vid"};
-  type = names.of("Spell");
-  R.spell = {{type, "due"}, {type, "left"}};
+  type = names.of("Backoff");
+  R.backoff = {{type, "due"}, {type, "left"}};
 }
 
 PyObject* connect(PyObject*, PyObject*, PyObject* given) {
@@ -53,7 +53,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   R.device_input_type = reinterpret_cast<PyTypeObject*>(names.kept("DeviceInput"));
   R.table = names.kept("table");
   R.streams = names.kept("streams");
-  R.backlog = names.kept("backlog");
+  R.deferred = names.kept("deferred");
   R.site = names.kept("site");
   R.acquire = names.kept("acquire");
   R.release = names.kept("release");
@@ -61,7 +61,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   R.open_native = names.kept("open_native");
   R.must_stay = names.kept("must_stay");
   R.is_awaited = names.kept("is_awaited");
-  R.passed_elsewhere = names.kept("passed_elsewhere");
+  R.passed_to_other_device = names.kept("passed_to_other_device");
   R.release_buffer = names.kept("release_buffer");
   R.with_scalars = names.kept("with_scalars");
   R.treatment_of = names.kept("treatment_of");

@@ -1,6 +1,6 @@
 // Reads: what takes the place of `Tensor.item` and its like while a context is open, and notices that a number is read.
 //
-// Where torch runs alone, reads are counted and no more for a millisecond at a time (`frontends/context/aside.py`), and a loop of
+// Where torch runs alone, reads are counted and no more for a millisecond at a time (`frontends/context/bypass.py`), and a loop of
 // little but reads feels what that takes: 0.35 us each in Python, a sixth of that here.
 
 #pragma once

@@ -10,8 +10,8 @@ struct BufferSlots {
   Slot array, born_native, cdata, epoch, error, home, origin, previous, storage, stream, vacant, vid;
 };
 struct StreamSlots {
-  Slot at, config, ended, epoch, guess, inputs, natives, nodes, pace, pending, reads, spell, unfinished, vids;
-  Slot witnessed;
+  Slot at, config, ended, epoch, guess, inputs, natives, nodes, autotuner, pending, reads, backoff, unfinished, vids;
+  Slot shadowed;
 };
 struct StepSlots {
   Slot call, compiled, depth, info, likely, node, operands, then, vids, warm;
@@ -19,10 +19,10 @@ struct StepSlots {
 struct NodeSlots {
   Slot place, results, scalars;
 };
-struct PaceSlots {
+struct AutotunerSlots {
   Slot native, stepping, waiting;
 };
-struct SpellSlots {
+struct BackoffSlots {
   Slot due, left;
 };
 struct DeviceInputSlots {
@@ -35,19 +35,19 @@ struct Runtime {
   StreamSlots stream;
   StepSlots step;
   NodeSlots node;
-  PaceSlots pace;
+  AutotunerSlots autotuner;
   DeviceInputSlots read;
-  SpellSlots spell;
+  BackoffSlots backoff;
   Slot native_vid;
   PyTypeObject *front_door = nullptr, *buffer_type = nullptr, *device_input_type = nullptr;
   PyTypeObject* place_type = nullptr;  // the line of an op, where somebody wants to know more than the line
   PyObject* table = nullptr;    // the storages whose value is not in their memory, by address
   PyObject* streams = nullptr;  // those that live, by weak reference
-  PyObject* backlog = nullptr;  // what has been launched
+  PyObject* deferred = nullptr;  // what has been launched
   PyObject* site = nullptr;     // the names of that module
   PyObject *acquire = nullptr, *release = nullptr;  // the runtime's lock
   PyObject *native_input = nullptr, *open_native = nullptr, *must_stay = nullptr, *release_buffer = nullptr;
-  PyObject *is_awaited = nullptr, *with_scalars = nullptr, *passed_elsewhere = nullptr;
+  PyObject *is_awaited = nullptr, *with_scalars = nullptr, *passed_to_other_device = nullptr;
   PyObject *treatment_of = nullptr, *settings_of = nullptr, *is_internal = nullptr, *count = nullptr;
   PyObject* was_read = nullptr;  // told of each read that is not overlooked
   PyObject* read_again = nullptr;  // reads what the trap has refused

@@ -1,6 +1,6 @@
 """The event log: what every stage of the pipeline tells, once. Reports are views of it.
 
-`docs/event_log.md` lists the kinds and their fields; `compiling.telling` makes most of them.
+`docs/event_log.md` lists the kinds and their fields; `compiling.emit` makes most of them.
 """
 
 from __future__ import annotations

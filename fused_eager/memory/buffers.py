@@ -46,7 +46,7 @@ LOCK = threading.RLock()
 
 class Buffer:
     """A storage and the value it holds now. At most one of `stream` (pending), `array`, `error` says where it is; none
-    does where ATen has put it into the storage's own memory while it was being recorded (`recording.witness`).
+    does where ATen has put it into the storage's own memory while it was being recorded (`recording.shadow`).
 
     This is the host's; an accelerator's storages have buffers of its own kind.
     """

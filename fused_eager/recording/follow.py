@@ -19,7 +19,7 @@ from ..tracing.opinfo import OpInfo
 from ..tracing.pattern import matches
 from ..tracing.stream import DeviceInput, NativeInput, Stream, start
 from ..tracing.trace import DEVICE, MISS, NATIVE, Step
-from . import native, witness
+from . import native, shadow
 from .pending import (
     Undo,
     device_input,
@@ -60,7 +60,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return MISS  # ATen has to be asked
     if not site.is_at(node.place) or (info.island and stream.config.islands != "allow"):
         return MISS
-    witnessed, lookup = stream.witnessed is not None, stream.device.table.get
+    shadowed, lookup = stream.shadowed is not None, stream.device.table.get
     found: list[Buffer | None] = []
     new = _NewInputs(stream)
     for t, (vid, at_offset, moves, nbytes, where, home) in zip(tensors, step.operands):  # noqa: B905 (equal rows)
@@ -75,7 +75,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         if buffer is not None and buffer.stream is stream:
             if buffer.vid != vid:
                 return MISS
-        elif witnessed and buffer is not None and not buffer.is_at_home:
+        elif shadowed and buffer is not None and not buffer.is_at_home:
             return MISS
         else:
             view = call.views[len(found)]
@@ -95,9 +95,9 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         return MISS
     if scalars and (0 in scalars or scalars != node.scalars):  # 0.0 == -0.0, but they are two numbers
         node = node.with_scalars(scalars)
-    if witnessed:
+    if shadowed:
         new.add()
-        return witness.repeat(stream, step, node, args, kwargs, tensors)
+        return shadow.repeat(stream, step, node, args, kwargs, tensors)
 
     undo: Undo = []
     try:
@@ -166,7 +166,7 @@ class _NewInputs:
             if buffer is None:
                 native_input(self.stream, storage, block, offset)
             else:
-                device_input(self.stream, buffer, lifts=not self.stream.witnessed)
+                device_input(self.stream, buffer, lifts=not self.stream.shadowed)
 
 
 _NONE: dict[Any, Any] = {}

@@ -76,27 +76,27 @@ def protect(storage: torch.UntypedStorage, of: Stream | None = None) -> None:
                 snapshot(item)
         else:
             run.flush(stream, Reason("sync.island", "a native write to memory that pending ops read"))
-    if run.BACKLOG.is_reading(storage._cdata):
+    if run.DEFERRED.is_reading(storage._cdata):
         run.wait()
 
 
-def settle(args: Any, reason: Reason) -> None:
+def materialize(args: Any, reason: Reason) -> None:
     """Make all tensors among the arguments native."""
     for t in leaves(args):
         if isinstance(t, torch.UntypedStorage):  # the source of a `set_`
             b = TABLE.get(t._cdata)
             if b is not None:
-                run.settle(b, reason)
+                run.materialize(b, reason)
         if not isinstance(t, torch.Tensor):
             continue
         if t.is_nested or t.layout is not torch.strided:
-            run.settle_all(reason)  # its components are tensors that we do not see
+            run.materialize_all(reason)  # its components are tensors that we do not see
             continue
         if not torch._C._has_storage(t):
             continue
         b = TABLE.get(storage_of(t)._cdata)
         if b is not None:
-            run.settle(b, reason)
+            run.materialize(b, reason)
 
 
 def run_tiny(info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
@@ -121,11 +121,11 @@ def is_away(args: Any) -> bool:
 
 def nothing_is_pending() -> bool:
     """Whether all values of all threads are in native memory, and nothing reads or writes it behind torch's back."""
-    return not TABLE and not run.BACKLOG.launches
+    return not TABLE and not run.DEFERRED.launches
 
 
 def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], code: str) -> Any:
-    """Run an op as eager would, in a stretch of the program that is native: nothing is recorded. `code` says why."""
+    """Run an op as eager would, in a segment of the program that is native: nothing is recorded. `code` says why."""
     if nothing_is_pending():
         return call(info.op, args, kwargs)
     return run_at_once(stream, info, args, kwargs, Reason(code))
@@ -139,7 +139,7 @@ def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any],
 
 def _make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> None:
     """What an op needs to run at once: its arguments finished, and what it writes read by whoever was to read it."""
-    settle([args, kwargs], reason)
+    materialize([args, kwargs], reason)
     for t in _write_targets(info, args, kwargs):
         if t.layout is torch.strided:
             protect(storage_of(t))
@@ -220,7 +220,7 @@ def draw(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
 
 def change_storage(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run `resize_` or `set_` on finished values, and in memory that torch can resize."""
-    settle([args, kwargs], Reason("sync.memory", str(info.op)))
+    materialize([args, kwargs], Reason("sync.memory", str(info.op)))
     for t in _write_targets(info, args, kwargs):
         storage = storage_of(t)
         protect(storage)

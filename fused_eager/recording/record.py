@@ -25,10 +25,10 @@ from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
 from ..tracing.numbers import are_taken, kinds
 from ..tracing.opinfo import OpInfo
-from ..tracing.stream import Node, Result, Stream, Use, Witnessed, start
+from ..tracing.stream import Node, Result, Shadowed, Stream, Use, start
 from ..tracing.structure import Call, View
 from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
-from . import native, witness
+from . import native, shadow
 from .follow import follow
 from .moving import is_seen_to_move
 from .pending import (
@@ -67,8 +67,8 @@ def _operand(stream: Stream, t: Tensor, view: View) -> Operand:
     moves = 0 <= view.covered < nbytes
     if buffer.stream is stream:
         return Operand(buffer.vid, offset, moves, nbytes, PENDING, None)
-    # Whether a stream is witnessed is known after its first op.
-    read = device_input(stream, buffer, lifts=bool(stream.nodes) and not stream.witnessed)
+    # Whether a stream is shadowed is known after its first op.
+    read = device_input(stream, buffer, lifts=bool(stream.nodes) and not stream.shadowed)
     return Operand(read.vid, offset, moves, nbytes, DEVICE, read.home)
 
 
@@ -136,8 +136,8 @@ def taken(
 def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record one call and return its outputs; or, where that cannot be, run it natively now."""
     if not stream.nodes:
-        stream.witnessed = None  # what began it turned out to be nothing to record
-    if not witness.is_due(stream):
+        stream.shadowed = None  # what began it turned out to be nothing to record
+    if not shadow.is_due(stream):
         out = follow(stream, info, args, kwargs)
         if out is not MISS:
             return out
@@ -149,10 +149,10 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         call = CALLS.get(key)
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
         call = Unknown(str(error))
-    if call is None and (stream.witnessed or witness.may_begin(stream, site.here())):
-        out = witness.perform_new(stream, info, tensors, args, kwargs)
+    if call is None and (stream.shadowed or shadow.may_begin(stream, site.here())):
+        out = shadow.perform_new(stream, info, tensors, args, kwargs)
         if out is not MISS:
-            call = witness.learn(stream, info, key, tensors, args, kwargs, out)
+            call = shadow.learn(stream, info, key, tensors, args, kwargs, out)
             if call is None:
                 return out
             call.taken.add(kinds(scalars))
@@ -196,7 +196,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         for buffer, state in reversed(undo):
             restore(stream, buffer, state)
         if not stream.nodes:
-            stream.reset()  # what it was to read may be at home, where only a witnessed stream finds it
+            stream.reset()  # what it was to read may be at home, where only a shadowed stream finds it
         raise
 
 
@@ -296,8 +296,8 @@ def _append(
     """Record a call. `out` is what it has returned, if it has been run."""
     for i in call.written:
         _forgive(stream, info, tensors[i], call.views[i])
-    if stream.witnessed and out is MISS:
-        witness.fetch(stream, tensors)
+    if stream.shadowed and out is MISS:
+        shadow.fetch(stream, tensors)
     operands: list[Operand] = []
     place = site.here()
     node = node_of(stream, info, call, tensors, scalars, place, operands)
@@ -306,12 +306,12 @@ def _append(
     # Besides the signature: what it does not say of the stream's inputs, and the line, which reports name.
     expected = stream.expected()
     known = MEMORY.add(stream.at, (node.signature, place, tuple([o.home for o in operands]), stream.device.name), step)
-    if stream.witnessed is None and witness.begins(stream, known):
-        stream.witnessed = Witnessed()
-    if stream.witnessed:
+    if stream.shadowed is None and shadow.begins(stream, known):
+        stream.shadowed = Shadowed()
+    if stream.shadowed:
         if out is MISS:
-            out = witness.perform(stream, info, args, kwargs, tensors, call.written)
-        out = witness.adopt(stream, call, tensors, results, out)
+            out = shadow.perform(stream, info, args, kwargs, tensors, call.written)
+        out = shadow.adopt(stream, call, tensors, results, out)
     else:
         if not stream.nodes:
             lift_inputs(stream)

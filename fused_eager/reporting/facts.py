@@ -33,7 +33,7 @@ class Facts:
     ops: int = 0
     flushes: int = 0
     steps: int = 0
-    aside: float = 0.0  # torch alone, which is faster
+    bypassed: float = 0.0  # torch alone, which is faster
     meanwhile: float = 0.0  # ATen op by op, or torch alone, as nothing was compiled for these ops
     turns: int = 0  # of the loop, while torch was alone,
     waiting: int = 0  # and how many of them because nothing was compiled
@@ -230,7 +230,7 @@ class Adder:
             f.meanwhile += d["seconds"]
             f.waiting += d["turns"]
         else:
-            f.aside += d["seconds"]
+            f.bypassed += d["seconds"]
         # The next flush counts its host time from the one before.
         self._apart[process, event.thread] = self._apart.get((process, event.thread), 0.0) + d["seconds"]
         begin, end = self._spans[process]

@@ -33,7 +33,7 @@ def metrics(f: Facts) -> str:
         causes.setdefault(c.cause, []).append(c.seconds)
     compiled = [({"cause": cause}, seconds) for cause, seconds in causes.items()]
     host = {"program": f.host, "launch": f.launch, "wait": f.wait, "compile": f.compile}
-    host |= {"alone": f.aside, "meanwhile": f.meanwhile}
+    host |= {"alone": f.bypassed, "meanwhile": f.meanwhile}
     rows = [
         _metric("ops_total", "counter", "Ops that were flushed.", [({}, f.ops)]),
         _metric("rounds_total", "counter", "Rounds of the training loop.", [({}, f.steps)]),

@@ -299,12 +299,12 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             "pace",
-            "It was measured whether a stretch of the program, up to a read of a value, is faster fused or natively: "
+            "It was measured whether a segment of the program, up to a read of a value, is faster fused or natively: "
             "here, or by a process before. Or that of a turn of a loop, up to an optimizer step, which is several.",
             (
                 Field("site", "text", "the line of its first op"),
                 Field("native", "boolean", "whether it runs natively from now on"),
-                Field("fused_s", "number", "seconds of the fastest fused stretch, of a turn in the middle"),
+                Field("fused_s", "number", "seconds of the fastest fused segment, of a turn in the middle"),
                 Field("native_s", "number", "seconds of the fastest native one, of a turn in the middle; 0: unknown"),
                 _REMEMBERED,
             ),

@@ -1,7 +1,7 @@
-"""Choices: the measured way to run a stretch of the program goes from process to process through the compile cache.
+"""Choices: the measured way to run a segment of the program goes from process to process through the compile cache.
 
-`choosing.pace` measures; what it chose is written as a small entry of its own, and asked for when another process has
-run the same regions for the first time. A stretch is known there by the keys of those regions, in order, never by a
+`choosing.autotuner` measures; what it chose is written as a small entry of its own, and asked for when another process
+has run the same regions for the first time. A segment is known there by the keys of those regions, in order, never by a
 line or a name. Stores are met on the cache's own thread: a program that measures meanwhile is not held up, and
 whichever is done first counts. Whatever is wrong with an entry, the program measures as if there were none.
 """
@@ -18,14 +18,14 @@ import torch
 from fused_eager.cache import Entry, Key, Unencodable
 
 from .. import follower
-from ..choosing.pace import FLUSHES
-from ..choosing.stretch import FACTOR, Choice, Pieces, Place, Ran, Stretch, is_worth
+from ..choosing.autotuner import FLUSHES
+from ..choosing.segment import FACTOR, Choice, Pieces, Place, Ran, Segment, is_worth
 from ..compiling import surroundings
 from ..compiling.caching import Keeper, keeper
 from ..config import Config
 from ..log.events import LOG
 
-FORMAT = 1  # of the blob and of what a key says about a stretch; part of every key
+FORMAT = 1  # of the blob and of what a key says about a segment; part of every key
 BLOB = "choice"
 LARGEST = 1024  # bytes of a blob
 
@@ -69,10 +69,10 @@ def _is_time(value: Any) -> bool:
 
 
 def key(pieces: Pieces, salt: str, torch_threads: int) -> Key:
-    """The key of the choice for a stretch that runs these regions here. Raises Unencodable."""
-    stretch = {"format": FORMAT, "regions": [list(piece) for piece in pieces]}
+    """The key of the choice for a segment that runs these regions here. Raises Unencodable."""
+    segment = {"format": FORMAT, "regions": [list(piece) for piece in pieces]}
     followed_in = "compiled" if follower.is_open() else "python"
-    return Key({"choice": stretch, **surroundings.of_choice(salt, torch_threads, followed_in)})
+    return Key({"choice": segment, **surroundings.of_choice(salt, torch_threads, followed_in)})
 
 
 def is_choice(parts: Mapping[str, Any]) -> bool:
@@ -80,9 +80,9 @@ def is_choice(parts: Mapping[str, Any]) -> bool:
     return "choice" in parts and "region" not in parts
 
 
-def exchange(config: Config, stretch: Stretch) -> None:
-    """Tell the compile cache what a stretch owes it, and ask what it wants to know. Waits for nothing."""
-    owed, stretch.owed = stretch.owed, []
+def exchange(config: Config, segment: Segment) -> None:
+    """Tell the compile cache what a segment owes it, and ask what it wants to know. Waits for nothing."""
+    owed, segment.owed = segment.owed, []
     kept = keeper(config)
     if kept is None:
         return
@@ -93,11 +93,11 @@ def exchange(config: Config, stretch: Stretch) -> None:
         if isinstance(pieces, str):
             _tell(pieces)
         else:
-            kept.later(_job(kept, stretch, pieces, end, choice, threads))
+            kept.later(_job(kept, segment, pieces, end, choice, threads))
 
 
 def _pieces(ran: Ran) -> Pieces | str:
-    """The regions of a stretch in order, or the outcome that says why it is not known by them."""
+    """The regions of a segment in order, or the outcome that says why it is not known by them."""
     if len(ran) > FLUSHES:
         return "too-long"
     found: list[tuple[str, str]] = []
@@ -109,7 +109,7 @@ def _pieces(ran: Ran) -> Pieces | str:
 
 
 def _job(
-    kept: Keeper, stretch: Stretch, pieces: Pieces, end: Place, choice: Choice | None, threads: int
+    kept: Keeper, segment: Segment, pieces: Pieces, end: Place, choice: Choice | None, threads: int
 ) -> Callable[[], None]:
     def job() -> None:
         try:
@@ -118,7 +118,7 @@ def _job(
             if choice is not None:
                 keep(kept, asked, choice)
             elif (found := find(kept, asked)) is not None:
-                stretch.offered = end, found
+                segment.offered = end, found
         except Unencodable as why:
             _tell("no-key", detail=str(why))
         except Exception as error:  # on a thread that others need, and nobody's to hear of

@@ -16,8 +16,8 @@ from fused_eager.fusion_rules import precision
 
 from ..bounded import Bounded
 from ..choosing.hotness import SKELETONS
-from ..choosing.stretch import Pieces
-from ..compiling import background, lengths, telling
+from ..choosing.segment import Pieces
+from ..compiling import background, emit, lengths
 from ..compiling.background import Waiting
 from ..compiling.caching import forget_loaded, keeper, settings
 from ..compiling.compile import MEMORY as EXECUTABLES
@@ -34,7 +34,7 @@ from ..planning import budget, donation, fetching, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
-from . import contest, validate
+from . import op_autotuner, validate
 from .island import tell
 
 _default = torch.get_default_dtype
@@ -62,7 +62,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     ready = known.get(ending)
     if not isinstance(ready, Ready):
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
-            found = ready.meet(stream.spell)
+            found = ready.meet(stream.backoff)
             if found.shapes is None:  # regions come next, and take memory of their own
                 heap.WATCH.turn()
         else:
@@ -73,15 +73,15 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if found.shapes is None:
             known[ending] = found
             stream.warm()
-        ready = ready.meanwhile if stream.witnessed and isinstance(ready, Waiting) else found
+        ready = ready.meanwhile if stream.shadowed and isinstance(ready, Waiting) else found
         if ready.varies:
-            stream.pace.varies()
+            stream.autotuner.varies()
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
-            stream.pace.restart()
-    stream.pace.flushed(ready.pieces)
-    # A spell would have ATen run what XLA has run before.
+            stream.autotuner.restart()
+    stream.autotuner.flushed(ready.pieces)
+    # A backoff would have ATen run what XLA has run before.
     stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
-    stream.spell.saw(stable, ready.shapes if ready.unstable else None)
+    stream.backoff.saw(stable, ready.shapes if ready.unstable else None)
     return ready
 
 
@@ -126,8 +126,8 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         _make_room()
         return _make_ready(work)
     if stream.strayed:
-        given_up = _on_aten(work, shapes, "region.unstable" if stream.spell.is_impatient else "region.new")
-        telling.came(nodes, work.homes, work.live, given_up.number)
+        given_up = _on_aten(work, shapes, "region.unstable" if stream.backoff.is_impatient else "region.new")
+        emit.came(nodes, work.homes, work.live, given_up.number)
         return given_up
     skeleton = tuple([n.number for n in nodes])
     waits, again = work.config.waits, shapes in background.FORMS
@@ -153,12 +153,12 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         meanwhile = _on_aten(work, shapes, "region.unstable" if unstable else "region.new", before)
     if not isinstance(waiting, Waiting):
         if not again:
-            telling.came(nodes, work.homes, work.live, meanwhile.number)
+            emit.came(nodes, work.homes, work.live, meanwhile.number)
             CAME[shapes] = meanwhile.number
         make = functools.partial(_compiled, work, skeleton, meanwhile.number)
         waiting = known[ending] = Waiting(meanwhile, make, len(nodes), stream.first)
     waiting.meanwhile = meanwhile
-    if background.came_again(shapes, waiting) and not stream.witnessed:
+    if background.came_again(shapes, waiting) and not stream.shadowed:
         waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
         return waiting.ready or meanwhile
     return meanwhile
@@ -176,7 +176,7 @@ def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: boo
     if stream.config.is_reproducible or not stream.device.has_memory:  # which lengths have come before would decide
         return None
     found = lengths.find(skeleton, work, unstable)
-    if found is None or stream.witnessed:
+    if found is None or stream.shadowed:
         return None
     return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
 
@@ -222,7 +222,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         validate.recorded(nodes, homes)
     if config.measures and not config.waits:
         with precision.as_of(work.switches):
-            ahead = contest.islands(nodes, work.live, homes, settings(config))
+            ahead = op_autotuner.islands(nodes, work.live, homes, settings(config))
     while True:
         islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
         islands.update(ahead)
@@ -251,7 +251,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        number = telling.planned(made, nodes, homes, executables, instead_of=meanwhile)
+        number = emit.planned(made, nodes, homes, executables, instead_of=meanwhile)
         commits = tuple([_committed(r, kept) for r in made.regions]) if kept else ()
         return Ready(made, executables, checked, number, commits if any(commits) else (), pieces=pieces)
 
@@ -301,7 +301,7 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
         return replace(_make_ready(singly, before), shapes=shapes, unstable=True)
     islands = dict.fromkeys(range(len(nodes)), code)
     made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
-    number = telling.planned(made, nodes, homes, again=True, instead_of=before)
+    number = emit.planned(made, nodes, homes, again=True, instead_of=before)
     unstable = code == "region.unstable" or (code == "region.budget" and work.config.mode == "fused")
     if unstable:
         LOG.count("unstable stream")

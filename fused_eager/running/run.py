@@ -1,8 +1,8 @@
 """Running: a flush plans the stream, runs the regions in order and hands the values to the buffers that still live.
 
-XLA returns before the work is done, so a flush does not wait; `settle` does, for one buffer. What only run time can
-reveal (an index out of range) comes back as flags, which are looked at before anything is read, and before memory is
-given away that would be needed to undo.
+XLA returns before the work is done, so a flush does not wait; `materialize` does, for one buffer. What only run time
+can reveal (an index out of range) comes back as flags, which are looked at before anything is read, and before memory
+is given away that would be needed to undo.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..choosing.hotness import SKELETONS
-from ..compiling import background, measuring, telling
+from ..compiling import background, emit, measuring
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..compiling.ready import Ready
 from ..log.reasons import Reason
@@ -28,9 +28,9 @@ from ..planning.plan import Region
 from ..quiet import unobserved
 from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
-from . import vacate, validate, verify
+from . import release_pages, validate, verify
 from .arguments import as_array, import_native, numbers
-from .backlog import BACKLOG, Run, check, lost, undo, wait
+from .deferred_checks import DEFERRED, Run, check, lost, undo, wait
 from .island import named, run_nodes, tell
 from .load import homes_of_values, is_compiled, load
 
@@ -60,10 +60,10 @@ class Execution:
         self.homes = homes_of_values(stream) if self.verified or self.validates else {}
         if self.validates:
             validate.bound(assigned, self.homes)
-        BACKLOG.serial += 1
-        self.launch = BACKLOG.launch()
+        DEFERRED.serial += 1
+        self.launch = DEFERRED.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
-        self.run = Run(BACKLOG.serial, stream.thread, stream.nodes, origins)
+        self.run = Run(DEFERRED.serial, stream.thread, stream.nodes, origins)
         for item in stream.inputs:
             self.values[item.vid] = item.array
             if isinstance(item, DeviceInput):
@@ -163,10 +163,10 @@ def flush(stream: Stream, reason: Reason) -> None:
         if stream.unfinished is not None:
             _finish(stream)
         if stream.nodes:
-            began, nodes = telling.begin(), len(stream.nodes)
-            if stream.witnessed:
-                first, at, seen = stream.first, stream.at, stream.witnessed
-                telling.flushed(reason, _end(stream, seen.seconds, reason), nodes, began, seen.seconds)
+            began, nodes = emit.begin(), len(stream.nodes)
+            if stream.shadowed:
+                first, at, seen = stream.first, stream.at, stream.shadowed
+                emit.flushed(reason, _end(stream, seen.seconds, reason), nodes, began, seen.seconds)
                 ALLOWANCE.ended(first, seen, time.perf_counter() - began[0], is_compiled(at))
             else:
                 # One bytecode after the other, an interrupt finds either the nodes or their execution, or both.
@@ -174,10 +174,10 @@ def flush(stream: Stream, reason: Reason) -> None:
                 try:
                     _finish(stream)
                 finally:
-                    telling.flushed(reason, execution.ready, nodes, began)
+                    emit.flushed(reason, execution.ready, nodes, began)
                     SCRATCH.drop()
             WATCH.look()
-            vacate.WATCH.look()
+            release_pages.WATCH.look()
         elif stream.inputs:
             stream.reset()
 
@@ -192,7 +192,7 @@ def run_ahead(stream: Stream, ready: Ready, donatable: frozenset[int], reason: R
     execution = Execution(stream, ready, [], donatable, reason)
     execution.advance()
     if execution.run.flags:
-        BACKLOG.runs.append(execution.run)
+        DEFERRED.runs.append(execution.run)
         check()
     return execution.values
 
@@ -235,14 +235,14 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
 
 
 def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
-    """End a witnessed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
+    """End a shadowed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
     on the device, for what comes next is to be recorded as it will be when this stream is compiled.
     """
     live, donatable, assigned = _needs(stream)
     try:
         ready = load(stream, live, donatable, reason)
         if ready.shapes is not None:
-            SKELETONS.ran(ready.shapes, stream.spell.weight * seconds)
+            SKELETONS.ran(ready.shapes, stream.backoff.weight * seconds)
             if background.is_quick(len(stream.nodes), SKELETONS.spent[ready.shapes]):
                 stream.warm()  # when it comes next it is waited for
     finally:
@@ -255,14 +255,14 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
 
 
 def give_up(stream: Stream) -> None:
-    """End a witnessed stream in the middle: nothing is planned for it, and its results are at home."""
+    """End a shadowed stream in the middle: nothing is planned for it, and its results are at home."""
     with LOCK, unobserved():
         ALLOWANCE.give_up(stream)
         _, _, assigned = _needs(stream)
         for b, _ in assigned:
             b.stream, b.maker = None, stream.thread
         stream.reset()
-    settle_all(Reason("region.new"), only=stream)
+    materialize_all(Reason("region.new"), only=stream)
 
 
 def _prepare(stream: Stream, reason: Reason) -> Execution:
@@ -270,7 +270,7 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     live, donatable, assigned = _needs(stream)
     ready = load(stream, live, donatable, reason)
     gives = ready.commits or (donatable and not ready.checked)
-    if BACKLOG.runs and (len(BACKLOG.runs) >= UNVERIFIED or gives):
+    if DEFERRED.runs and (len(DEFERRED.runs) >= UNVERIFIED or gives):
         # Where memory is reused in place, what came before has to be known to be right.
         check()
     return Execution(stream, ready, assigned, donatable, reason)
@@ -291,7 +291,7 @@ def _finish(stream: Stream) -> None:
     _assign(execution, execution.assigned)
     stream.unfinished = None
     if shapes is not None:
-        SKELETONS.ran(shapes, stream.spell.weight * (time.perf_counter() - began))
+        SKELETONS.ran(shapes, stream.backoff.weight * (time.perf_counter() - began))
 
 
 def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
@@ -301,8 +301,8 @@ def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
         b.array = as_array(execution.values[vid], execution.device)
         b.stream = b.previous = None
         b.origin, b.maker = (run.serial, vid), run.thread
-    if run.flags or BACKLOG.runs:
-        BACKLOG.runs.append(run)
+    if run.flags or DEFERRED.runs:
+        DEFERRED.runs.append(run)
 
 
 def _keep_what_is_there(execution: Execution, error: Exception) -> None:
@@ -323,7 +323,7 @@ def compute(b: Buffer, reason: Reason) -> None:
     """
     if isinstance(b.stream, Stream):
         flush(b.stream, reason)
-    if b.error is None or BACKLOG.owed:
+    if b.error is None or DEFERRED.owed:
         check()
     if b.error is not None:
         raise lost(b)
@@ -332,30 +332,30 @@ def compute(b: Buffer, reason: Reason) -> None:
 def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     """A buffer's finished value as a tensor in home form, without giving its memory back to the storage.
 
-    Waits for this value alone, not for what else is under way. Raises as `settle` does.
+    Waits for this value alone, not for what else is under way. Raises as `materialize` does.
     """
-    began = telling.begin()
+    began = emit.begin()
     with LOCK:
         compute(b, reason)
         assert b.home is not None
         value = buffers.alias(b.storage, 0, b.home) if b.is_at_home else buffers.to_tensor(b.array)
-    telling.synced(reason, began)
+    emit.synced(reason, began)
     return value
 
 
-def settle(b: Buffer, reason: Reason) -> None:
+def materialize(b: Buffer, reason: Reason) -> None:
     """Make a buffer's storage native: its value computed, checked, and in its memory.
 
     Raises:
         LostValue: an op that it depends on has failed.
         IndexError, ...: a check of something that was run before failed.
     """
-    began = telling.begin()
-    _settle(b, reason)
-    telling.synced(reason, began)
+    began = emit.begin()
+    _materialize(b, reason)
+    emit.synced(reason, began)
 
 
-def _settle(b: Buffer, reason: Reason) -> None:
+def _materialize(b: Buffer, reason: Reason) -> None:
     # From here to the end nobody may record: what is flushed could be pending again, or another thread have settled it.
     with LOCK:
         if TABLE.get(b.cdata) is not b:
@@ -366,7 +366,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
             # Pending reads of this value hold the memory that is about to be opened for writing.
             if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
                 flush(stream, reason)
-        if (b.error is None and b.array is not None) or BACKLOG.owed:
+        if (b.error is None and b.array is not None) or DEFERRED.owed:
             check()
         if b.error is not None:
             raise lost(b)
@@ -374,7 +374,7 @@ def _settle(b: Buffer, reason: Reason) -> None:
             TABLE.pop(b.cdata, None)
             return
         with unobserved():
-            if BACKLOG.is_reading(b.cdata):
+            if DEFERRED.is_reading(b.cdata):
                 wait()
             buffers.bind(b)
 
@@ -384,17 +384,17 @@ def _reads_memory(stream: Stream, cdata: int) -> bool:
     return any(isinstance(i, NativeInput) and i.storage._cdata == cdata for i in stream.inputs)
 
 
-def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -> None:
+def materialize_all(reason: Reason, only: Stream | None = None, made: bool = False) -> None:
     """Bind every buffer that lives, of all streams or without those pending in others than `only`; with `made`, only
     what the ops of that one's thread have made.
 
     Raises:
         Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
     """
-    if not TABLE and BACKLOG.is_empty:
+    if not TABLE and DEFERRED.is_empty:
         return
     buffers.sweep()  # what is dead is nothing to wait for
-    began = telling.begin()
+    began = emit.begin()
     with LOCK:
         busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
         pending = {id(b.stream): b.stream for b in TABLE.values() if isinstance(b.stream, Stream)}
@@ -416,11 +416,11 @@ def settle_all(reason: Reason, only: Stream | None = None, made: bool = False) -
     if only is not None and made:
         computed = [b for b in computed if b.maker == only.thread]
     for b in computed:
-        attempt(_settle, b, reason)
+        attempt(_materialize, b, reason)
     if not made:
         wait()
     if busy:
-        telling.synced(reason, began)
+        emit.synced(reason, began)
     if errors:
         raise errors[0]
 
@@ -432,18 +432,18 @@ def take_over() -> None:
 
 
 def hand_over(reason: Reason, only: Stream | None = None) -> None:
-    """ATen goes on alone: bind everything, as `settle_all` does, and keep no memory for regions to come."""
+    """ATen goes on alone: bind everything, as `materialize_all` does, and keep no memory for regions to come."""
     recorded = bool(TABLE)  # since it was last handed over
-    settle_all(reason, only)
+    materialize_all(reason, only)
     with LOCK:
         SCRATCH.forget()
         if recorded:
             WATCH.turn()
 
 
-# The first line: what other modules know from here of `backlog`.
+# The first line: what other modules know from here of `deferred_checks`.
 __all__ = [
-    *("BACKLOG", "check", "lost", "wait"),
-    *("compute", "flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "settle", "settle_all"),
+    *("DEFERRED", "check", "lost", "wait"),
+    *("compute", "flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "materialize", "materialize_all"),
     *("take_over", "withdraw"),
 ]

@@ -1,17 +1,17 @@
 """Allowance: how much of a program's time may go into writing its ops down.
 
 Writing an op down for the first time takes several times what a small op takes to run: a model of many small ops took
-six times as long in its first step as in eager. So what is witnessed (`recording.witness`) may take a share of the time
+six times as long in its first step as in eager. So what is shadowed (`recording.shadow`) may take a share of the time
 that passes, and what has been saved up of it. When that is used up a stream is given up where it is, and its thread
 rests, as it does in the beginning: it runs natively up to a sync point at which enough has come together. What has been
 written down is followed when it comes again, and writing goes on behind it. So a long stream is written down in several
 rounds, each a little slower than eager; where ops are large, writing them down is little beside running them, and no
 stream is given up.
 
-That is what learning may cost at a time. What it may cost altogether is in a *purse*: whatever is done for witnessed
+That is what learning may cost at a time. What it may cost altogether is in a *purse*: whatever is done for shadowed
 streams comes out of it, following those that have come before as well, and it fills by one percent of the time. A
 program whose streams come to nothing (each is another one, or none is compiled) has spent it after some seconds and
-runs natively but for that percent. A stretch that turns out to be faster fused puts something back: learning has paid.
+runs natively but for that percent. A segment that turns out to be faster fused puts something back: learning has paid.
 
 A large model takes longer to write down than there is in the purse. So what a stream has cost is put back when it is
 compiled, or is about to be: it is no loss so far. And where one of the last streams had come further than before, the
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 from fused_eager.fusion_rules import families
 
-from ..choosing.hotness import Spell
+from ..choosing.hotness import Backoff
 from ..config import Config
 from ..log.events import LOG
-from .stream import Stream, Witnessed
+from .stream import Shadowed, Stream
 from .trace import MEMORY, Step
 
 SHARE = 0.25  # of the time that passes
@@ -38,9 +38,9 @@ HALVINGS = 4  # of the share, at most,
 VAIN = 2  # one for so many streams in a row that had not come further than the time before
 PURSE = 1.5  # seconds that may go into it to begin with, and the most that come together again
 REFILL = 0.01  # of the time that passes goes into the purse,
-PAID = 0.3  # and so many seconds for each stretch that is faster fused
+PAID = 0.3  # and so many seconds for each segment that is faster fused
 HOPE = 8  # streams in a row that may come to nothing after one that has come further
-CREDIT = 3.0  # seconds that are put back for what is being compiled before a stretch is found to be faster
+CREDIT = 3.0  # seconds that are put back for what is being compiled before a segment is found to be faster
 PATIENCE = 0.5  # seconds at least until a thread goes on that passes no sync point
 
 
@@ -72,22 +72,22 @@ class Allowance:
         self.looked = now
         return self.saved
 
-    def enter(self, spell: Spell) -> None:
+    def enter(self, backoff: Backoff) -> None:
         """A thread enters its context. Until now nothing could have run in it, so that time does not count."""
         if not self.looked:
             LOG.emit("rest", ops=0, before=0, seconds=0.0)
         self.looked = time.perf_counter()
         if not self._is_enough():
-            self._rest(spell)
+            self._rest(backoff)
 
     def begin(self, stream: Stream) -> tuple[float, int]:
         """An op is about to be recorded."""
-        seen = stream.witnessed
+        seen = stream.shadowed
         return time.perf_counter() - (0.0 if seen is None else seen.seconds), MEMORY.size
 
     def is_used_up(self, stream: Stream, begun: tuple[float, int]) -> bool:
         """An op has been recorded that had `begun` so. Whether its stream is to be given up."""
-        seen = stream.witnessed
+        seen = stream.shadowed
         if seen is None or not stream.nodes:
             return False
         seconds = time.perf_counter() - seen.seconds - begun[0]
@@ -106,12 +106,12 @@ class Allowance:
         return seen.written > max(seen.granted, seen.followed) + self._share * seen.seconds
 
     def spend(self, seconds: float) -> None:
-        """So much has gone into what is done for a witnessed stream at its end."""
+        """So much has gone into what is done for a shadowed stream at its end."""
         self.saved -= seconds
         self.purse -= seconds
 
-    def ended(self, first: Step | None, seen: Witnessed, seconds: float, compiles: bool) -> None:
-        """A witnessed stream has ended, for which so much was done then; whether it is compiled, or is to be."""
+    def ended(self, first: Step | None, seen: Shadowed, seconds: float, compiles: bool) -> None:
+        """A shadowed stream has ended, for which so much was done then; whether it is compiled, or is to be."""
         self.spend(seconds)
         if first is None:
             return
@@ -127,13 +127,13 @@ class Allowance:
         self.purse += seconds
 
     def paid(self) -> None:
-        """A stretch has turned out to be faster fused."""
+        """A segment has turned out to be faster fused."""
         self.purse = max(self.purse, min(self.purse + PAID, PURSE))
         self.credit = CREDIT
 
     def give_up(self, stream: Stream) -> None:
-        """A witnessed stream is given up, and its thread rests."""
-        first, seen = stream.first, stream.witnessed
+        """A shadowed stream is given up, and its thread rests."""
+        first, seen = stream.first, stream.shadowed
         assert first is not None and seen is not None
         first.spent += seen.written + seen.followed
         if self._left >= 0:
@@ -141,7 +141,7 @@ class Allowance:
             self.vain = 0 if further else self.vain + 1
             self._saw(further)
             first.reached = len(stream.nodes)
-        self._rest(stream.spell)
+        self._rest(stream.backoff)
         LOG.emit("rest", ops=len(stream.nodes), before=seen.came, seconds=seen.written)
 
     def _saw(self, further: bool) -> None:
@@ -157,10 +157,10 @@ class Allowance:
     def _share(self) -> float:
         return SHARE / (1 << min(self.vain // VAIN, HALVINGS))
 
-    def _rest(self, spell: Spell) -> None:
+    def _rest(self, backoff: Backoff) -> None:
         self.resting = self._is_short()
         owed = (LEAST - self.saved) / self._share, (LEAST - self._left) / REFILL
-        spell.rest(self._is_enough, max(PATIENCE, *owed))
+        backoff.rest(self._is_enough, max(PATIENCE, *owed))
 
     def _is_short(self) -> bool:
         """Whether not enough has come together."""

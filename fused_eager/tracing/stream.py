@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..choosing.hotness import Spell
-from ..choosing.pace import Pace
+from ..choosing.autotuner import Autotuner
+from ..choosing.hotness import Backoff
 from ..devices.device import Device
 from ..devices.host import HOST
 from ..memory.buffers import Buffer, Home, Owner
@@ -41,7 +41,7 @@ class NativeInput:
 class DeviceInput:
     """A value that an earlier flush left on the device; `origin` is (run, value number) of its making.
 
-    `array` is None where a witnessed stream has read it at home.
+    `array` is None where a shadowed stream has read it at home.
     """
 
     __slots__ = ("array", "buffer", "home", "origin", "vid")
@@ -56,8 +56,8 @@ class DeviceInput:
 
 
 @dataclass(slots=True)
-class Witnessed:
-    """What the ops of a stream that is run as it is recorded (`recording.witness`) have taken and made."""
+class Shadowed:
+    """What the ops of a stream that is run as it is recorded (`recording.shadow`) have taken and made."""
 
     seconds: float = 0.0
     held: int = 0  # bytes that lived when it was last looked at
@@ -105,14 +105,14 @@ class Stream(Owner):
     natives: dict[int, dict[Hashable, NativeInput]] = field(default_factory=dict)
     reads: dict[int, DeviceInput] = field(default_factory=dict)
     unfinished: object = None  # the flush that an interrupt has left in the middle, if one has: an `Execution`
-    spell: Spell = field(default_factory=Spell)
-    pace: Pace = field(default_factory=Pace)
+    backoff: Backoff = field(default_factory=Backoff)
+    autotuner: Autotuner = field(default_factory=Autotuner)
     at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
     thread: int = field(default_factory=threading.get_ident)  # whose ops these are
     root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
     ended: Step | None = None  # where the last stream ended
     guess: Step | None = None  # how this one began when it last came after that
-    witnessed: Witnessed | None = None  # nothing is compiled for it: ATen has run what is recorded
+    shadowed: Shadowed | None = None  # nothing is compiled for it: ATen has run what is recorded
     first: Step | None = None  # the step of its first op
     strayed: bool = False  # its last op is one of a length that has not come before
     ahead: bool = False  # its tensors only stand for values: nobody looks at their memory
@@ -153,7 +153,7 @@ class Stream(Owner):
         self.natives = {}
         self.reads = {}
         self.vids = 0
-        self.witnessed = self.first = None
+        self.shadowed = self.first = None
         self.strayed = False
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
@@ -171,10 +171,10 @@ __all__ = [
     "Node",
     "Ref",
     "Result",
+    "Shadowed",
     "Stream",
     "Streams",
     "Use",
-    "Witnessed",
     "place_of",
     "places",
     "start",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, sync
-from fused_eager.choosing.hotness import LONGEST, PATIENCE, SIGHTINGS, SINGLES, SPELL, VARIANTS, Skeletons, Spell
+from fused_eager.choosing.hotness import BACKOFF, LONGEST, PATIENCE, SIGHTINGS, SINGLES, VARIANTS, Backoff, Skeletons
 from fused_eager.compiling import background
 from tests.streams import events, open_stream, stable_shapes
 
@@ -57,40 +57,40 @@ def test_shapes_that_come_once_each_are_noticed() -> None:
     assert not s.came_once("a"), "one came again: the count starts anew"
 
 
-def test_a_spell_can_last_until_something_happens() -> None:
-    spell, over = Spell(), False
-    spell.rest(lambda: over)
+def test_a_backoff_can_last_until_something_happens() -> None:
+    backoff, over = Backoff(), False
+    backoff.rest(lambda: over)
     for _ in range(3):
-        spell.passed_sync()
-        assert spell.left and spell.code == "region.new"
+        backoff.passed_sync()
+        assert backoff.left and backoff.code == "region.new"
     over = True
-    spell.wake()
-    assert spell.left, "it ends where a stream would begin, at a sync point"
-    spell.passed_sync()
-    assert not spell.left
-    spell.rest(lambda: over)
-    spell.wake()
-    assert not spell.left, "without sync points it ends at once"
+    backoff.wake()
+    assert backoff.left, "it ends where a stream would begin, at a sync point"
+    backoff.passed_sync()
+    assert not backoff.left
+    backoff.rest(lambda: over)
+    backoff.wake()
+    assert not backoff.left, "without sync points it ends at once"
 
 
-def test_a_spell_begins_after_unstable_streams_in_a_row() -> None:
-    spell = Spell()
+def test_a_backoff_begins_after_unstable_streams_in_a_row() -> None:
+    backoff = Backoff()
     for _ in range(PATIENCE - 1):
-        spell.saw(hot=False)
-    assert spell.left == 0
-    spell.saw(hot=True)
+        backoff.saw(hot=False)
+    assert backoff.left == 0
+    backoff.saw(hot=True)
     for _ in range(PATIENCE - 1):
-        spell.saw(hot=False)
-    assert spell.left == 0, "a hot one in between starts the count again"
-    spell.saw(hot=False)
-    assert spell.left == SPELL
+        backoff.saw(hot=False)
+    assert backoff.left == 0, "a hot one in between starts the count again"
+    backoff.saw(hot=False)
+    assert backoff.left == BACKOFF
 
 
 def test_a_stream_is_given_up_at_an_op_of_a_new_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
     background.wait()
     recorded: list[int] = []
-    wanted = {n: float((torch.zeros(n, 4) + 3).cos().sum()) for n in range(5, 10 + SPELL)}
+    wanted = {n: float((torch.zeros(n, 4) + 3).cos().sum()) for n in range(5, 10 + BACKOFF)}
     with stable_shapes(), events("flush") as seen, fused_eager(compile="auto", native="never"):
 
         def round_of(n: int) -> float:
@@ -104,10 +104,10 @@ def test_a_stream_is_given_up_at_an_op_of_a_new_length(monkeypatch: pytest.Monke
         for n in (5, 6, 7, 8):
             assert round_of(n) == pytest.approx(wanted[n])
         assert recorded == [6, 3, 3, 3], "given up at the first op of another length"
-        spell = open_stream().spell
-        assert spell.left == SPELL - 1 and spell.code == "region.unstable"
-        while spell.left:
-            n = 9 + spell.left
+        backoff = open_stream().backoff
+        assert backoff.left == BACKOFF - 1 and backoff.code == "region.unstable"
+        while backoff.left:
+            n = 9 + backoff.left
             assert round_of(n) == wanted[n] and recorded[-1] == 0
         for _ in range(2):
             round_of(9)
@@ -130,40 +130,40 @@ def test_large_lengths_are_written_down() -> None:
     assert [e.data["ops"] for e in seen] == [3, 3]
 
 
-def test_a_stream_that_has_settled_stands_for_its_spell() -> None:
-    spell = Spell()
+def test_a_stream_that_has_settled_stands_for_its_backoff() -> None:
+    backoff = Backoff()
     for _ in range(PATIENCE):
-        spell.saw(False, "same")
-    assert spell.weight == 1
-    while spell.left:
-        spell.passed_sync()
-    spell.saw(False, "same")
-    assert spell.weight == 1 + SPELL
-    spell.saw(False, "other")
-    assert spell.weight == 1
+        backoff.saw(False, "same")
+    assert backoff.weight == 1
+    while backoff.left:
+        backoff.passed_sync()
+    backoff.saw(False, "same")
+    assert backoff.weight == 1 + BACKOFF
+    backoff.saw(False, "other")
+    assert backoff.weight == 1
 
 
-def test_spells_grow_up_to_a_limit_and_start_small_again() -> None:
-    spell, lengths = Spell(), []
+def test_backoffs_grow_up_to_a_limit_and_start_small_again() -> None:
+    backoff, lengths = Backoff(), []
     for _ in range(PATIENCE - 1):
-        spell.saw(hot=False)
+        backoff.saw(hot=False)
     for _ in range(12):
-        spell.saw(hot=False)
-        lengths.append(spell.left)
-        for _ in range(spell.left):
-            spell.passed_sync()
-        assert spell.left == 0
-    assert lengths[:3] == [SPELL, 2 * SPELL, 4 * SPELL] and lengths[-1] == LONGEST
-    spell.saw(hot=True)
+        backoff.saw(hot=False)
+        lengths.append(backoff.left)
+        for _ in range(backoff.left):
+            backoff.passed_sync()
+        assert backoff.left == 0
+    assert lengths[:3] == [BACKOFF, 2 * BACKOFF, 4 * BACKOFF] and lengths[-1] == LONGEST
+    backoff.saw(hot=True)
     for _ in range(PATIENCE):
-        spell.saw(hot=False)
-    assert spell.left == SPELL
+        backoff.saw(hot=False)
+    assert backoff.left == BACKOFF
 
 
 def test_countdown_stops_at_zero() -> None:
-    spell = Spell()
-    spell.passed_sync()
-    assert spell.left == 0
+    backoff = Backoff()
+    backoff.passed_sync()
+    assert backoff.left == 0
 
 
 def test_growing_shapes_stop_compiling_and_stay_right() -> None:
@@ -182,7 +182,7 @@ def test_a_shape_that_settles_is_compiled() -> None:
         for n in range(2, 12):
             work(n)
         with events("compile") as seen:
-            for _ in range(400 * SPELL):
+            for _ in range(400 * BACKOFF):
                 work(50)
                 if seen:
                     break

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from fused_eager.cache import default_root
 
-from fused_eager.commands import doctor, features, looking
+from fused_eager.commands import diagnostics, doctor, features
+from fused_eager.commands.diagnostics import Facts, gather
 from fused_eager.commands.doctor import CHECKS, describe, findings, version_of
-from fused_eager.commands.looking import Facts, gather
 from fused_eager.config import OptionError
 from fused_eager.running import load
 
@@ -141,7 +141,7 @@ def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     trap.self_test = lambda: "reads of pending memory are not seen"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
     monkeypatch.setenv("FUSED_EAGER_MODE", "fast")
-    monkeypatch.setattr(looking, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
+    monkeypatch.setattr(diagnostics, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
     facts = gather()
     assert "not seen" in facts.failures["storage trap"]
     assert "'fast'" in facts.options
@@ -177,17 +177,17 @@ def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert looking._cache_facts() == {"cache": ("off",)}
+    assert diagnostics._cache_facts() == {"cache": ("off",)}
     monkeypatch.delenv("FUSED_EAGER_CACHE")
     there = (str(tmp_path / "fused_eager"),)
-    assert looking._cache_facts() == {"cache": there, "cache_problem": "", "cache_keys": True}
+    assert diagnostics._cache_facts() == {"cache": there, "cache_problem": "", "cache_keys": True}
     monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "other"))
-    assert looking._cache_facts()["cache"] == (str(tmp_path / "other"),)
+    assert diagnostics._cache_facts()["cache"] == (str(tmp_path / "other"),)
     monkeypatch.setenv("FUSED_EAGER_CACHE", f"{tmp_path}/a/b,file://{tmp_path},s3://bucket/x")
-    assert looking._cache_facts()["cache_problem"] == "" and list(tmp_path.iterdir()) == []
+    assert diagnostics._cache_facts()["cache_problem"] == "" and list(tmp_path.iterdir()) == []
     monkeypatch.setenv("FUSED_EAGER_CACHE", "a/b")
     with pytest.raises(OptionError, match="'a/b'"):
-        looking._cache_facts()
+        diagnostics._cache_facts()
 
 
 def test_a_cache_that_the_store_refuses_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,13 +203,13 @@ def test_a_cache_that_the_store_refuses_is_a_finding(monkeypatch: pytest.MonkeyP
         (everyones, f"{everyones} must be yours"),
     ):
         monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(folder))
-        (finding,) = findings(dataclasses.replace(GOOD, **looking._cache_facts()))
+        (finding,) = findings(dataclasses.replace(GOOD, **diagnostics._cache_facts()))
         assert finding.code == "cache-unwritable" and words in finding.text
         assert "FUSED_EAGER_CACHE_DIR" in finding.cure
     # A shared folder may belong to others.
     monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("FUSED_EAGER_CACHE", f"{everyones},{file}")
-    assert looking._cache_facts()["cache_problem"] == f"io: {file} is not a folder"
+    assert diagnostics._cache_facts()["cache_problem"] == f"io: {file} is not a folder"
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"gil": False}, 0), ({"implementation": "PyPy"}, 1)])

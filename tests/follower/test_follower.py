@@ -82,12 +82,12 @@ def test_a_thread_that_rests_for_so_long_goes_on_when_that_is_over() -> None:
         stream = open_stream()
         program(X, W)
         sync()
-        stream.spell.rest(lambda: False, at_most=1e6)
+        stream.backoff.rest(lambda: False, at_most=1e6)
         program(X, W)
         with ways() as went:
             program(X, W)
         assert went.python == 0 and not stream.nodes
-        stream.spell.due = 0.0
+        stream.backoff.due = 0.0
         program(X, W)
         assert len(stream.nodes) == 8
 
@@ -133,7 +133,7 @@ def test_a_training_step_hardly_reaches_python() -> None:
         settled(step, 5)
         with ways() as went:
             step()
-    # The loss that is read, and the first op after it, where a stretch may begin.
+    # The loss that is read, and the first op after it, where a segment may begin.
     assert went.python <= 2 and went.followed > 60, vars(went)
 
 

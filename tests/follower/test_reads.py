@@ -31,7 +31,7 @@ def context() -> Iterator[None]:
 def noticed(context: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is told of the reads of this thread."""
     seen: list[str] = []
-    monkeypatch.setattr("fused_eager.frontends.context.aside.read", lambda door: seen.append("read"))
+    monkeypatch.setattr("fused_eager.frontends.context.bypass.read", lambda door: seen.append("read"))
     return seen
 
 
@@ -72,11 +72,11 @@ def test_they_are_counted_and_no_more_for_a_while(noticed: list[str]) -> None:
         # Printing reads numbers of its own: they are none of the program's.
         door = current_door()
         assert door is not None
-        door.aside = True
+        door.bypassed = True
         try:
             repr(x)
         finally:
-            door.aside = False
+            door.bypassed = False
         assert follower.overlooked() == 0
         # Another thread has its own time.
         elsewhere: list[int] = []

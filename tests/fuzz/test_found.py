@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import stretch
+from fused_eager.choosing import segment
 from tests.semantics.programs import MODES, check
 
 
@@ -135,7 +135,7 @@ def test_a_pointwise_output_may_be_an_operand(mode: str) -> None:
 
 @pytest.mark.parametrize("native", ["never", "measured"])
 def test_versions_of_the_elements_of_a_list(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretch.Stretch, "wants_native", lambda self: native == "measured")
+    monkeypatch.setattr(segment.Segment, "wants_native", lambda self: native == "measured")
 
     def program() -> list[int]:
         a, b = torch.ones(3), torch.tensor(1.0)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import pace
-from fused_eager.choosing.stretch import Stretch
+from fused_eager.choosing import autotuner
+from fused_eager.choosing.segment import Segment
 from fused_eager.compiling import background
 from fused_eager.memory import heap
 from fused_eager.memory.heap import EVERY, GROWN, PART, ROOM, Watch
@@ -105,11 +105,11 @@ def test_where_the_way_changes_it_is_given_back_before_the_other_one_takes_its_o
 
 def test_a_change_of_ways_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[bool] = []
-    monkeypatch.setattr(run.WATCH, "turn", lambda: turns.append(open_stream().pace.native))
+    monkeypatch.setattr(run.WATCH, "turn", lambda: turns.append(open_stream().autotuner.native))
     ways = [False, False, True, True, False, False]
-    monkeypatch.setattr(Stretch, "wants_native", lambda self: ways.pop(0))
+    monkeypatch.setattr(Segment, "wants_native", lambda self: ways.pop(0))
     x = torch.ones(300)
-    pace.forget()
+    autotuner.forget()
     with fused_eager(mode="fused", native="measured", compile="auto"):
         while ways:
             x.mul_(0.9).sum().item()

@@ -109,7 +109,7 @@ def test_nothing_is_kept_after_the_context() -> None:
     assert not SCRATCH.free and not SCRATCH.lent
 
 
-def test_a_native_stretch_gets_its_memory_back() -> None:
+def test_a_native_segment_gets_its_memory_back() -> None:
     with fused_eager(native="measured"):
         for i in range(60):
             y = work(i)

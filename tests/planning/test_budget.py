@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.compiling import telling
+from fused_eager.compiling import emit
 from fused_eager.planning import budget
 from fused_eager.planning.budget import (
     FEW,
@@ -138,7 +138,7 @@ def test_one_off_forms_are_not_compiled_and_the_report_says_so(
 ) -> None:
     monkeypatch.setattr(budget, "FORMS", 4)
     monkeypatch.setattr(budget, "LINES", Lines())
-    monkeypatch.setattr(telling, "_numbers", {})  # plans that have been told
+    monkeypatch.setattr(emit, "_numbers", {})  # plans that have been told
     expected = lengths()
     with events("compile", "plan") as seen, fused_eager(cache="off", native="measured", **options):
         assert torch.equal(lengths(), expected)

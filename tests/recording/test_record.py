@@ -355,7 +355,7 @@ def test_calls_remembered_by_two_threads_at_once_are_told_apart(monkeypatch: pyt
 
 @pytest.mark.parametrize("options", [{}, {"native": "measured"}, {"mode": "strict"}, {"log": "ops"}], ids=str)
 def test_tensors_that_have_no_shape_or_no_strides(options: dict[str, str]) -> None:
-    """Nested ones, and parameters of lazy modules; also as the first op after a read, by which a stretch is known."""
+    """Nested ones, and parameters of lazy modules; also as the first op after a read, by which a segment is known."""
 
     def program() -> list[object]:
         out: list[object] = []

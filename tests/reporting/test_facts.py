@@ -28,7 +28,7 @@ def test_what_aten_ran_as_it_was_recorded_is_no_launching() -> None:
     log.tell("aside", turn="step", turns=3, seconds=1.0, reason="region.native")
     log.tell("aside", turn="step", turns=2, seconds=0.5, reason="region.new")
     f = add_up([log.process])
-    assert (f.launch, f.meanwhile, f.aside) == (0.5, 3.0, 1.0)
+    assert (f.launch, f.meanwhile, f.bypassed) == (0.5, 3.0, 1.0)
     assert (f.turns, f.waiting) == (5, 2)
     assert fused_line(f).endswith(
         "5 of 6 rounds ran on torch alone, unrecorded, 3 as that is faster, 2 as nothing was compiled for them"

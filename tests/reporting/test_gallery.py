@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fused_eager import fused_eager
-from fused_eager.compiling import background, causes, telling
+from fused_eager.compiling import background, causes, emit
 from fused_eager.reporting.advice import advise
 from fused_eager.reporting.explaining import _with_plans
 from fused_eager.reporting.facts import add_up
@@ -44,7 +44,7 @@ def run(program: str, compiling: str, monkeypatch: pytest.MonkeyPatch) -> Report
     monkeypatch.setattr(load, "ISLANDS", {})
     monkeypatch.setattr(causes, "MEMORY", causes.Memory())
     monkeypatch.setattr(causes, "CAME", causes.Memory())
-    monkeypatch.setattr(telling._thread, "ended", None)
+    monkeypatch.setattr(emit._thread, "ended", None)
     with stable_shapes(), events() as seen, fused_eager(cache="off", compile=compiling):
         runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
         background.wait()

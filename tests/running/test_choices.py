@@ -1,4 +1,4 @@
-"""The measured way to run a stretch travels through the compile cache; what is wrong with it stays there."""
+"""The measured way to run a segment travels through the compile cache; what is wrong with it stays there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 from fused_eager.cache import generate
 
-from fused_eager.choosing import pace
-from fused_eager.choosing.pace import FLUSHES
-from fused_eager.choosing.stretch import AGAIN, SAMPLES, SURPRISES, Choice
+from fused_eager.choosing import autotuner
+from fused_eager.choosing.autotuner import FLUSHES
+from fused_eager.choosing.segment import AGAIN, SAMPLES, SURPRISES, Choice
 from fused_eager.commands.cli import main
 from fused_eager.compiling import caching, surroundings
 from fused_eager.running import choices, load
 from fused_eager.running.choices import Absurd, from_bytes, to_bytes
-from tests.cached_program import paced, small
+from tests.cached_program import autotuned, small
 from tests.compiling.test_caching import _machine, child, own_process, run
 from tests.streams import events, open_stream
 
@@ -32,15 +32,15 @@ KEYS = generate("ed25519")
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    pace.forget()
+    autotuner.forget()
 
 
 def process(
-    folder: Path, program: Callable[[], Any] = paced, **options: Any
+    folder: Path, program: Callable[[], Any] = autotuned, **options: Any
 ) -> tuple[list[bool], list[dict[str, Any]], list[str]]:
     """What `paced` did in a process that knows only the cache in `folder`: its ways, its choices, and what became of
     the questions and answers."""
-    pace.forget()
+    autotuner.forget()
     with events("pace", "cache-choice") as seen:
         ways, _ = run(program, folder, **{"native": "measured", **options})
     told = [e.data for e in seen if e.kind == "pace"]
@@ -70,7 +70,7 @@ def test_what_was_chosen_is_told_as_remembered(tmp_path: Path) -> None:
 
 
 def test_fused_is_a_choice_too(tmp_path: Path) -> None:
-    program = functools.partial(paced, fused=1.0, native=2.0)
+    program = functools.partial(autotuned, fused=1.0, native=2.0)
     ways, _, _ = process(tmp_path, program)
     assert any(ways)
     ways, (told,), _ = process(tmp_path, program)
@@ -79,7 +79,7 @@ def test_fused_is_a_choice_too(tmp_path: Path) -> None:
 
 def test_a_choice_that_is_wrong_here_is_found_out_measured_and_replaced(tmp_path: Path) -> None:
     process(tmp_path)
-    program = functools.partial(paced, fused=2.0, native=40.0, rounds=32)
+    program = functools.partial(autotuned, fused=2.0, native=40.0, rounds=32)
     ways, told, outcomes = process(tmp_path, program)
     assert ways[2 : 2 + SURPRISES] == [True] * SURPRISES and not any(ways[-8:])
     assert [(t["remembered"], t["native"]) for t in told] == [(True, True), (False, False)]
@@ -89,7 +89,7 @@ def test_a_choice_that_is_wrong_here_is_found_out_measured_and_replaced(tmp_path
 
 
 def test_a_remembered_choice_is_tried_again_as_one_that_was_measured_here(tmp_path: Path) -> None:
-    program = functools.partial(paced, rounds=AGAIN + 16)
+    program = functools.partial(autotuned, rounds=AGAIN + 16)
     process(tmp_path)
     ways, told, outcomes = process(tmp_path, program)
     assert ways[2 : 2 + AGAIN] == [True] * AGAIN and not all(ways[2 + AGAIN :])
@@ -99,7 +99,7 @@ def test_a_remembered_choice_is_tried_again_as_one_that_was_measured_here(tmp_pa
 
 def test_lines_and_names_do_not_matter(tmp_path: Path) -> None:
     def elsewhere() -> list[bool]:
-        return paced()
+        return autotuned()
 
     elsewhere.__code__ = elsewhere.__code__.replace(co_filename="/elsewhere/train.py")
     process(tmp_path)
@@ -172,7 +172,7 @@ def test_where_nothing_is_measured_nothing_is_taken(options: dict[str, str], tmp
 # ---- what is not kept --------------------------------------------------------------------------------------------
 
 
-def test_a_stretch_with_a_region_that_has_no_key_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_with_a_region_that_has_no_key_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Any:
         raise caching.Unencodable("region", "nothing is known of it")
 
@@ -186,7 +186,7 @@ def test_regions_on_aten_are_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
         x = torch.linspace(-1, 1, 8)
         for _ in range(3):
             (x.relu() * 2).sum().item()
-        return [ran for s in pace.STRETCHES.values() for ran in s.ran.values()]
+        return [ran for s in autotuner.SEGMENTS.values() for ran in s.ran.values()]
 
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("XLA does not want to")
@@ -205,7 +205,7 @@ def test_what_cannot_be_told_from_others_is_not_kept() -> None:
     assert choices._pieces(((("xla", "a"),), (("aten", "b"), ("xla", "c")))) == (
         ("xla", "a"), ("aten", "b"), ("xla", "c"),
     )  # fmt: skip
-    own = pace.Pace()
+    own = autotuner.Autotuner()
     for _ in range(2 * FLUSHES):
         own.flushed((("xla", "a"),))
     assert choices._pieces(tuple(own.flushes)) == "too-long"
@@ -253,9 +253,9 @@ def test_the_entry_is_what_the_format_says(tmp_path: Path) -> None:
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "ac").iterdir()]
     (choice,) = [m for m in manifests if "choice" in m["parts"]]
     regions = {m["key"]: set(m["parts"]) for m in manifests if "region" in m["parts"]}
-    stretch = choice["parts"]["choice"]["m"]
-    assert set(stretch) == {"format", "regions"} and stretch["format"] == 1
-    assert stretch["regions"] and all(who == "xla" and digest in regions for who, digest in stretch["regions"])
+    segment = choice["parts"]["choice"]["m"]
+    assert set(segment) == {"format", "regions"} and segment["format"] == 1
+    assert segment["regions"] and all(who == "xla" and digest in regions for who, digest in segment["regions"])
     only_regions = {"region", "format", "numerics", "check_bounds"}
     assert set(choice["parts"]) == set.union(*regions.values()) - only_regions | {"choice", "follower"}
     assert choice["parts"]["follower"] in ("compiled", "python")
@@ -372,12 +372,12 @@ def test_it_is_deleted_when_it_is_old(filled: Path, capsys: pytest.CaptureFixtur
     assert process(filled)[0] == MEASURED
 
 
-def test_one_flush_per_stretch_is_noted_and_forgotten(tmp_path: Path) -> None:
+def test_one_flush_per_segment_is_noted_and_forgotten(tmp_path: Path) -> None:
     def program() -> list[int]:
         x, counts = torch.linspace(-1, 1, 8), []
         for _ in range(3):
             (x * 2).sum().item()
-            counts.append(len(open_stream().pace.flushes))
+            counts.append(len(open_stream().autotuner.flushes))
         return counts
 
     assert process(tmp_path, program)[0] == [0, 0, 0]

@@ -15,7 +15,7 @@ from fused_eager import LostValue, fused_eager, sync
 from fused_eager.devices.host import Host
 from fused_eager.memory.buffers import TABLE, buffer_of, storage_of
 from fused_eager.running import run
-from fused_eager.running.backlog import BACKLOG
+from fused_eager.running.deferred_checks import DEFERRED
 from fused_eager.tracing.stream import DeviceInput
 from tests.streams import events, flush_now, forget_pending, open_stream, passing_for_aten, stable_shapes
 
@@ -45,7 +45,7 @@ def nothing_left() -> Iterator[None]:
     with stable_shapes(), passing_for_aten(torch.ops.run_test.fail.default):
         yield
     forget_pending()
-    BACKLOG.runs.clear()
+    DEFERRED.runs.clear()
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
@@ -182,8 +182,9 @@ def test_nothing_grows_in_a_long_loop(embedding: bool, optimizer: bool, reads: b
         for i in range(200):
             step()
             if i >= 20:
-                sizes.append((len(TABLE) - lost, len(BACKLOG.runs), len(BACKLOG.launches), len(open_stream().pending)))
-    names = ("TABLE", "BACKLOG.runs", "BACKLOG.launches", "pending")
+                counts = len(DEFERRED.runs), len(DEFERRED.launches), len(open_stream().pending)
+                sizes.append((len(TABLE) - lost, *counts))
+    names = ("TABLE", "DEFERRED.runs", "DEFERRED.launches", "pending")
     for name, column in zip(names, zip(*sizes, strict=True), strict=True):
         assert max(column) <= 40, f"{name} grew to {max(column)}"
 
@@ -360,5 +361,5 @@ def test_sync_finishes_everything() -> None:
         kept = [torch.ones(8) * i for i in range(5)]
         sync()
         assert not open_stream().nodes and all(buffer_of(t) is None for t in kept)
-        assert not BACKLOG.launches and not BACKLOG.runs
-    assert run.BACKLOG is BACKLOG
+        assert not DEFERRED.launches and not DEFERRED.runs
+    assert run.DEFERRED is DEFERRED

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fused_eager import LostValue, fused_eager, sync
 from fused_eager.devices.host import Host
-from fused_eager.running import backlog, load, run
+from fused_eager.running import deferred_checks, load, run
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:
@@ -133,7 +133,7 @@ def test_an_interrupt_does_not_lose_a_check(monkeypatch: pytest.MonkeyPatch) -> 
         table = torch.ones(4, 2) * 2
         bad = F.embedding(torch.tensor([9]), table)
         run.flush(_stream(), run.Reason("sync.call"))
-        monkeypatch.setattr(backlog.np, "asarray", once)
+        monkeypatch.setattr(deferred_checks.np, "asarray", once)
         try:
             sync()
         except (KeyboardInterrupt, IndexError):

@@ -14,7 +14,7 @@ from torch import nn
 
 from fused_eager import fused_eager, sync
 from fused_eager.memory.buffers import TABLE
-from fused_eager.running.backlog import AHEAD, BACKLOG
+from fused_eager.running.deferred_checks import AHEAD, DEFERRED
 
 
 def test_a_weak_reference_dies_at_once(mode: str) -> None:
@@ -65,8 +65,8 @@ def test_a_loop_that_never_syncs_keeps_nothing(bounds: bool, mode: str) -> None:
             batch = torch.from_numpy(torch.full((8,), i % 16).numpy())
             w = w + table.weight.detach()[0] * 0 + torch.nn.functional.embedding(batch, table.weight.detach()).sum(0)
             del batch
-            sizes.append((len(BACKLOG.runs), len(TABLE)))
-            assert len(BACKLOG.launches) <= AHEAD
+            sizes.append((len(DEFERRED.runs), len(TABLE)))
+            assert len(DEFERRED.launches) <= AHEAD
         late, early = sizes[-1], sizes[len(sizes) // 2]
         assert all(a <= b + 8 for a, b in zip(late, early, strict=True)), (early, late)
     assert torch.isfinite(w).all()

@@ -26,7 +26,7 @@ from fused_eager.targets.target import CHIPS, Target, TargetError
         ("tpu7x:16", "tpu7x:2x2x4"),
     ],
 )
-def test_a_text_names_a_target_and_a_target_spells_it(text: str, name: str) -> None:
+def test_a_text_names_a_target_and_a_target_backoffs_it(text: str, name: str) -> None:
     found = Target.parse(text)
     assert str(found) == name and Target.parse(name) == found and hash(found) == hash(Target.parse(name))
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.choosing import hotness, pace, stretch
-from fused_eager.compiling import background, telling
-from fused_eager.frontends.context import aside, intercept, parking
+from fused_eager.choosing import autotuner, hotness, segment
+from fused_eager.compiling import background, emit
+from fused_eager.frontends.context import bypass, intercept, parking
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.quiet import stack
-from fused_eager.recording import witness
+from fused_eager.recording import shadow
 from fused_eager.running import run
 from fused_eager.tracing import allowance, trace
 from fused_eager.tracing.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
-from fused_eager.tracing.stream import Witnessed
+from fused_eager.tracing.stream import Shadowed
 from tests.streams import events, forget_pending, forget_shapes, open_stream
 
 COST = 1e-3  # seconds that writing an op down, or following it, takes here
@@ -60,9 +60,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.now += COST
         return record(*args)
 
-    for module in (allowance, hotness, witness, run):  # whoever charges for what is done
+    for module in (allowance, hotness, shadow, run):  # whoever charges for what is done
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(telling, "now", clock.perf_counter)
+    monkeypatch.setattr(emit, "now", clock.perf_counter)
     monkeypatch.setattr(intercept.record, "record", recorded)
     for name, value in vars(allowance.Allowance()).items():
         monkeypatch.setattr(ALLOWANCE, name, value)
@@ -97,7 +97,7 @@ def test_a_program_begins_natively(clock: Clock) -> None:
         assert not recorded(), "it goes on where a round begins"
         sync()
         y = chain(x, 4)
-        assert recorded() == 4 and open_stream().witnessed
+        assert recorded() == 4 and open_stream().shadowed
         assert torch.equal(y, x)
 
 
@@ -135,13 +135,13 @@ def test_what_was_written_down_in_several_rounds_is_compiled(clock: Clock) -> No
 
 
 def test_where_ops_are_large_no_stream_is_given_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = witness.run_natively
+    run = shadow.run_natively
 
     def slowly(*args: Any) -> Any:
         clock.now += 5 * COST
         return run(*args)
 
-    monkeypatch.setattr(witness, "run_natively", slowly)
+    monkeypatch.setattr(shadow, "run_natively", slowly)
     x = torch.arange(6.0)
     with auto():
         clock.now += LONG
@@ -159,10 +159,10 @@ def test_what_it_takes_is_owed(clock: Clock) -> None:
         assert ALLOWANCE.saved < LEAST and ALLOWANCE.vain == 1
         clock.now += (LEAST - ALLOWANCE.saved) / SHARE - 1e-4
         sync()
-        assert open_stream().spell.left
+        assert open_stream().backoff.left
         clock.now += 2e-4
         sync()
-        assert not open_stream().spell.left
+        assert not open_stream().backoff.left
 
 
 def test_what_never_comes_again_gets_less_and_less(clock: Clock) -> None:
@@ -171,12 +171,12 @@ def test_what_never_comes_again_gets_less_and_less(clock: Clock) -> None:
         for i in range(VAIN * (HALVINGS + 2)):
             sync()
             began = clock.now
-            while open_stream().spell.left:
+            while open_stream().backoff.left:
                 clock.now += LONG / 8
                 sync()
             waits.append(clock.now - began)
             chain(torch.arange(float(3 + i)), 40)
-            assert open_stream().spell.left, "given up"
+            assert open_stream().backoff.left, "given up"
     waits = waits[1 + VAIN :: VAIN]  # the first is the beginning's
     times = [b / a for a, b in itertools.pairwise(waits)]
     assert all(1.6 < t < 2.4 for t in times[: HALVINGS - 2]) and all(0.9 < t < 1.1 for t in times[HALVINGS - 1 :])
@@ -285,13 +285,13 @@ def test_an_optimizer_is_left_to_torch_while_the_thread_rests(clock: Clock) -> N
         optimizer = torch.optim.Adam([w], foreach=False)
         w.register_hook(lambda g: seen.append((door in stack(), float(g.sum()))))
         (w * 2).sum().backward()
-        assert door.aside, "from the end of a backward pass"
+        assert door.bypassed, "from the end of a backward pass"
         optimizer.step()
-        assert door.aside, "its turn comes round, and not enough has come together"
+        assert door.bypassed, "its turn comes round, and not enough has come together"
         clock.now += 100.0
         (w * 2).sum().backward()
         optimizer.step()
-        assert not door.aside
+        assert not door.bypassed
     assert seen == [(False, 6.0)] * 2 and current_mode() == "off"
 
 
@@ -301,10 +301,10 @@ def test_passes_that_nothing_follows_are_turns(clock: Clock) -> None:
         door = current_door()
         assert door is not None
         (w * 2).sum().backward()
-        assert door.aside
+        assert door.bypassed
         clock.now += 100.0
         (w * 2).sum().backward()
-        assert not door.aside
+        assert not door.bypassed
         chain(w.detach(), 3)
         assert recorded() == 3
 
@@ -331,8 +331,8 @@ STEP = 20
 
 def count_recorded(clock: Clock, seconds: float, contexts: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A loop whose steps are of 32 lengths in turn, as a growing cache is: ops that are recorded in each second."""
-    pace.forget()
-    for module in (pace, stretch, aside):
+    autotuner.forget()
+    for module in (autotuner, segment, bypass):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(parking, "AGAIN", 4)
     monkeypatch.setattr(parking, "GRACE", float("inf"))
@@ -418,7 +418,7 @@ def test_a_model_that_takes_more_than_is_in_the_purse_is_compiled(
 def test_credit_is_given_until_something_has_paid() -> None:
     a, first = allowance.Allowance(), trace._root()
     for _ in range(10):
-        a.ended(first, Witnessed(written=0.9, followed=0.1), 0.0, compiles=True)
+        a.ended(first, Shadowed(written=0.9, followed=0.1), 0.0, compiles=True)
         a.purse -= 1.0  # as each op takes it
     assert a.credit == 0.0
     a.paid()
@@ -429,5 +429,5 @@ def test_what_a_stream_has_cost_comes_back_once_it_is_compiled() -> None:
     a, first = allowance.Allowance(), trace._root()
     for compiles in (False, False, True):
         a.purse -= 0.25
-        a.ended(first, Witnessed(written=0.25), 0.25, compiles)
+        a.ended(first, Shadowed(written=0.25), 0.25, compiles)
     assert a.purse == allowance.PURSE and first.spent == 0.0 and a.credit == allowance.CREDIT - allowance.PURSE

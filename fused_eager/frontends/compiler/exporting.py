@@ -26,7 +26,7 @@ from ...config import resolve
 from ...errors import ExportError
 from . import artifact
 from .capture import Capture, Unfit
-from .stablehlo import Whole, exported, rows_are_apart, struct
+from .stablehlo import Iteration, exported, rows_are_apart, struct
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BLOCK, BLOCKS = 2, 13  # rows of a batch that varies which are computed at a time; and blocks of the proof's batch
@@ -172,7 +172,7 @@ class Recorded:
             recorded = Capture(graph, config).program(values)
         except Unfit as why:
             raise ExportError(f"the program cannot be exported: {why}") from why
-        self.whole = Whole(recorded)
+        self.whole = Iteration(recorded)
         slots = zip(recorded.arguments, self.names, values, strict=True)
         held = [(slot, name, value) for slot, name, value in slots if slot is not None]
         self.weights = [(slot, name, value) for slot, name, value in held if name is not None]

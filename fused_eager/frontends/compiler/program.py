@@ -16,7 +16,7 @@ import torch
 
 from fused_eager.fusion_rules.geometry import Geometry
 
-from ...compiling import telling
+from ...compiling import emit
 from ...compiling.ready import Ready
 from ...devices.host import HOST
 from ...log.reasons import Reason
@@ -158,7 +158,7 @@ class Stage:
             Exception: what an op raised, with eager's type; nothing of what it was to write has been written.
         """
         ready = self.ready()
-        began = telling.begin()
+        began = emit.begin()
         with LOCK:
             stream = Stream(self.work.config)
             stream.nodes = self.work.nodes
@@ -170,7 +170,7 @@ class Stage:
             SCRATCH.collect()
             with untraced():
                 values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
-            telling.flushed(self.reason, ready, len(self.work.nodes), began)
+            emit.flushed(self.reason, ready, len(self.work.nodes), began)
             SCRATCH.drop()
             WATCH.look()
         for vid, slot in self.outputs:
@@ -181,7 +181,7 @@ class Stage:
             if target.numel() and value.data_ptr() != target.data_ptr():
                 over(target, g).copy_(over(value, g))
         with LOCK:
-            run.BACKLOG.forget_done()  # and of what it has read
+            run.DEFERRED.forget_done()  # and of what it has read
 
 
 def _tensor(value: Any) -> Tensor:
@@ -223,7 +223,7 @@ class Program:
             for step in self.steps:
                 if isinstance(step, Stage):
                     step.kept.fill(step.work)
-            return telling.begin()[1] > 0  # a thread's own seconds
+            return emit.begin()[1] > 0  # a thread's own seconds
 
         return elsewhere(make)
 
@@ -238,8 +238,8 @@ class Program:
         for slot, value in self.constants:
             slots[slot] = value
         del value
-        if buffers.TABLE or run.BACKLOG.launches:  # in a context: what it reads is finished first
-            native.settle(slots, Reason("sync.memory", "a compiled graph"))
+        if buffers.TABLE or run.DEFERRED.launches:  # in a context: what it reads is finished first
+            native.materialize(slots, Reason("sync.memory", "a compiled graph"))
         with unobserved(), torch._C._AutoDispatchBelowADInplaceOrView():
             for step, dying in zip(self.steps, self.drops, strict=True):
                 step.run(slots)

@@ -34,7 +34,7 @@ from ...xla import enable_x64
 from .program import Call, Fetch, Program, Stage, mapped
 
 
-class Whole:
+class Iteration:
     """A recorded program that is one region: `arrays` are what its arguments and constants are, in order of slots."""
 
     def __init__(self, program: Program):
@@ -98,7 +98,7 @@ def _home(x: jax.Array, home: Any, start: int) -> jax.Array:
     return flat[begin : begin + math.prod(shape)].reshape(shape)
 
 
-def rows_are_apart(whole: Whole, block: Whole, count: int, size: int) -> str:
+def rows_are_apart(whole: Iteration, block: Iteration, count: int, size: int) -> str:
     """Why a program recorded for `size` rows does not compute what it computes of `count`, for each block; "" if it is
     proved to. As with streams of any length (`compiling.lengths`), from what is traced, and not by trying."""
     if whole.stage is None or block.stage is None:

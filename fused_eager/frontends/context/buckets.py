@@ -47,11 +47,11 @@ def shut() -> None:
             CURRENT.opened.clear()
 
 
-def settle(storages: Iterator[torch.UntypedStorage], reason: Reason = LOOKS) -> None:
+def materialize(storages: Iterator[torch.UntypedStorage], reason: Reason = LOOKS) -> None:
     for storage in storages:
         b = TABLE.get(storage._cdata)
         if b is not None:
-            run.settle(b, reason)
+            run.materialize(b, reason)
 
 
 def finish_buckets() -> None:
@@ -60,4 +60,4 @@ def finish_buckets() -> None:
     reducer = CURRENT.reducer
     if reducer is not None:
         with LOCK:
-            settle(reducer.buckets(), _FULL)
+            materialize(reducer.buckets(), _FULL)

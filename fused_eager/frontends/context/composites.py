@@ -26,7 +26,7 @@ from ...quiet import stack
 from ...recording import native
 from ...running.island import tell
 from .intercept import FrontDoor
-from .readers import Guard, natively, settled
+from .readers import Guard, materialized, natively
 from .threads import current_door
 
 KEY = "PythonTLSSnapshot"
@@ -98,7 +98,7 @@ def _kernel(row: ReadingComposite, op: OpOverload) -> Callable[..., Any]:
         seen = door is not None and not door.hidden and door in stack()
         if door is not None and seen:
             if row.reads is not None:
-                settled(args[row.reads], guard)
+                materialized(args[row.reads], guard)
                 if row.check is not None:
                     row.check(args[0], args[row.reads])
             if writes:
@@ -117,7 +117,7 @@ def _on_finished(door: FrontDoor, op: OpOverload, args: Any, kwargs: dict[str, A
     """Call a composite on finished values, natively: what it makes on the way, it may read as well."""
     if native.is_away([args, kwargs]):
         tell(door.stream.config, op, site.here(), WHY)
-    native.settle([args, kwargs], Reason("sync.memory", str(op)))
+    native.materialize([args, kwargs], Reason("sync.memory", str(op)))
     if op._schema.is_mutable:
         for t in leaves([args, kwargs]):
             if isinstance(t, torch.Tensor) and torch._C._has_storage(t):

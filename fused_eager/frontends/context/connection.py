@@ -11,14 +11,14 @@ import torch
 from torch._ops import OpOverload
 
 from ... import profiled
-from ...choosing import pace
-from ...choosing.hotness import Spell
+from ...choosing import autotuner
+from ...choosing.hotness import Backoff
 from ...config import Config
 from ...follower.build import NAME
 from ...log import site
 from ...log.events import LOG
 from ...memory import buffers, trap, unwritten
-from ...recording import elsewhere, native, pending
+from ...recording import native, other_devices, pending
 from ...running import run
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from ...tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
@@ -67,7 +67,7 @@ def load(path: Path) -> ModuleType:
         **{kind.__name__: kind for kind in _CLASSES},
         table=buffers.TABLE,
         streams=STREAMS.refs,
-        backlog=run.BACKLOG,
+        deferred=run.DEFERRED,
         site=vars(site),
         acquire=buffers.LOCK.acquire,
         release=buffers.LOCK.release,
@@ -75,7 +75,7 @@ def load(path: Path) -> ModuleType:
         open_native=pending.open_native,
         must_stay=native.must_stay,
         is_awaited=native.is_awaited,
-        passed_elsewhere=elsewhere.passed,
+        passed_to_other_device=other_devices.passed,
         release_buffer=buffers.Buffer.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,
@@ -100,8 +100,8 @@ _CLASSES = (
     Stream,
     Step,
     Node,
-    pace.Pace,
-    Spell,
+    autotuner.Autotuner,
+    Backoff,
     DeviceInput,
     NativeInput,
     site.Place,

@@ -26,8 +26,8 @@ from ...recording.native import nothing_is_pending
 from ...running import run
 from ...tracing import infer
 from ...tracing.allowance import ALLOWANCE, limits
-from . import aside, connection, guards, leaving, moments, parking, refusals, signals, threads
-from .aside import turned
+from . import bypass, connection, guards, moments, parking, refusals, shutdown, signals, threads
+from .bypass import turned
 from .intercept import FrontDoor, boundary, passed_sync
 from .threads import THREAD, ThreadState
 
@@ -70,8 +70,8 @@ def sync(*, compiled: bool = False) -> None:
     """
     door = THREAD.door
     if door is not None:
-        run.settle_all(Reason("sync.call"), only=door.stream)
-        if not door.aside:
+        run.materialize_all(Reason("sync.call"), only=door.stream)
+        if not door.bypassed:
             passed_sync(door.stream)
             boundary(door.stream, site.here(), True)
         turned(door, "sync")
@@ -243,7 +243,7 @@ class fused_eager:
             door = parking.take(place, config)
             again = guarded = door is not None
             if door is None:
-                leaving.arrange()
+                shutdown.arrange()
                 heap.share_arena()
                 keeper(config)
                 follower.enter(config, connection.load, guards.renew)
@@ -255,8 +255,8 @@ class fused_eager:
             else:
                 door.reopen(config)
             if limits(config):
-                ALLOWANCE.enter(door.stream.spell)
-            aside.enter(door, place, again)
+                ALLOWANCE.enter(door.stream.backoff)
+            bypass.enter(door, place, again)
         except BaseException:
             if guarded:
                 guards.uninstall()
@@ -271,21 +271,21 @@ class fused_eager:
         stream, began = door.stream, time.perf_counter()
         try:
             if stream.config.measures:
-                if not door.aside:
-                    # What is done to leave belongs to the last stretch, whether it has ended by now or not.
-                    waiting = stream.pace.waiting
-                    run.settle_all(Reason("cut.exit"), only=stream)
+                if not door.bypassed:
+                    # What is done to leave belongs to the last segment, whether it has ended by now or not.
+                    waiting = stream.autotuner.waiting
+                    run.materialize_all(Reason("cut.exit"), only=stream)
                     if waiting:
-                        stream.pace.amend(time.perf_counter() - began)
+                        stream.autotuner.amend(time.perf_counter() - began)
                     else:
                         boundary(stream, site.here(), True)
                     passed_sync(stream)
                 else:
-                    aside.leave(door)
-                stream.pace.leave(door.aside)
+                    bypass.leave(door)
+                stream.autotuner.leave(door.bypassed)
                 ALLOWANCE.look()
         finally:
-            threads.close(door, idle=door.aside and nothing_is_pending())
+            threads.close(door, idle=door.bypassed and nothing_is_pending())
 
     def _close(self, door: FrontDoor, again: bool) -> None:
         THREAD.door = None
@@ -304,13 +304,13 @@ class fused_eager:
             return
         door.come_back()
         if config.mode == "off":
-            run.settle_all(Reason("cut.options"), only=door.stream)
+            run.materialize_all(Reason("cut.options"), only=door.stream)
         else:
             keeper(config)
             follower.enter(config, connection.load, guards.renew)
             run.flush(door.stream, Reason("cut.options"))
         door.stream.config = config
         if limits(config):
-            ALLOWANCE.enter(door.stream.spell)
+            ALLOWANCE.enter(door.stream.backoff)
         else:  # natively nothing would be checked, or fused
-            door.stream.spell.end()
+            door.stream.backoff.end()

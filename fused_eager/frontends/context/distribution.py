@@ -20,7 +20,7 @@ from ...log.reasons import Reason
 from ...memory.buffers import LOCK
 from ...recording import native
 from ...running import run
-from .buckets import CURRENT, LOOKS, settle, shut
+from .buckets import CURRENT, LOOKS, materialize, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door
 from .threads import THREAD
@@ -34,7 +34,7 @@ def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if seeing_door() is not None:
-            run.settle_all(LOOKS)
+            run.materialize_all(LOOKS)
         natively(original, self, *args, **kwargs)
         know(self, list(args[0] if args else kwargs["params"]))
 
@@ -62,7 +62,7 @@ def _rebuilt(original: Callable[..., Any]) -> Callable[..., Any]:
         else:
             reducer.attach()
             with LOCK:
-                settle(reducer.storages())
+                materialize(reducer.storages())
             out = natively(original, self)
         if out:
             reducer.is_rebuilt = True
@@ -78,7 +78,7 @@ def _alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if seeing_door() is not None:
             shut()
-            run.settle_all(LOOKS)
+            run.materialize_all(LOOKS)
         return natively(original, *args, **kwargs)
 
     return call
@@ -89,7 +89,7 @@ def _finish_values(tree: Any) -> None:
     for leaf in leaves([tree]):
         if isinstance(leaf, torch.Tensor):
             with LOCK:
-                native.settle([leaf], LOOKS)
+                native.materialize([leaf], LOOKS)
 
 
 def _bucket_given(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def _bucket_given(original: Callable[..., Any]) -> Callable[..., Any]:
         door = seeing_door()
         if door is not None:
             shut()
-            run.settle_all(LOOKS)
+            run.materialize_all(LOOKS)
             task = torch._C._current_graph_task_id()
             if task != -1:
                 leave(door)
@@ -117,7 +117,7 @@ def _bucket_given(original: Callable[..., Any]) -> Callable[..., Any]:
 def _at_the_end() -> None:
     door = seeing_door()
     if door is not None:
-        run.settle_all(LOOKS)
+        run.materialize_all(LOOKS)
         leave(door)
 
 
@@ -128,7 +128,7 @@ def _called_back(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, callback: Callable[..., Any]) -> Any:
         if seeing_door() is None:
             return original(self, callback)
-        run.settle_all(Reason("sync.thread", "a future is given something to call"))
+        run.materialize_all(Reason("sync.thread", "a future is given something to call"))
 
         def called(future: Any) -> Any:
             out = callback(future)

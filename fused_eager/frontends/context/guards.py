@@ -25,19 +25,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower
-from ...compiling import telling
+from ...compiling import emit
 from ...log.reasons import Reason
 from ...memory.buffers import TABLE
 from ...quiet import adopt, inside, is_own
 from ...recording import native
 from ...running import run
 from . import (
-    aside,
     buckets,
-    collecting,
+    bypass,
     composites,
     distribution,
     formulas,
+    gc_hooks,
     keys,
     profiling,
     readers,
@@ -107,14 +107,14 @@ def _set_rng_state(new_state: Any) -> None:
 
 def _fused_eager_finished(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
-        readers.settled(state, readers.Guard(torch.random, "set_rng_state"))
+        readers.materialized(state, readers.Guard(torch.random, "set_rng_state"))
     return state
 
 
-def _settle_everything(reason: Reason) -> None:
+def _materialize_everything(reason: Reason) -> None:
     """Before something that may look at any tensor from outside; not from inside the runtime."""
     if not inside():
-        run.settle_all(reason)
+        run.materialize_all(reason)
 
 
 def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:
         elif door is not None:
             thread.run = functools.partial(_run_in, door, thread, vars(thread).get("run"))  # type: ignore[method-assign]
         else:
-            _settle_everything(Reason("sync.thread", "a thread starts"))
+            _materialize_everything(Reason("sync.thread", "a thread starts"))
         return original(thread, *args, **kwargs)
 
     return start
@@ -154,7 +154,7 @@ def _before_submit(original: Callable[..., Any]) -> Callable[..., Any]:
 def _finished_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _settle_everything(Reason("sync.thread", "a pool gets work"))
+        _materialize_everything(Reason("sync.thread", "a pool gets work"))
         return original(*args, **kwargs)
 
     return call
@@ -166,7 +166,7 @@ def _before_put(original: Callable[..., Any]) -> Callable[..., Any]:
         # Whoever takes it out may be a thread that was there before the context. What is hidden in an object or a
         # function cannot be known, so all is finished for those.
         if not all(isinstance(a, readers.PLAIN) for a in leaves([item])):
-            _settle_everything(Reason("sync.thread", "an object is put in a queue"))
+            _materialize_everything(Reason("sync.thread", "an object is put in a queue"))
         return original(box, item, *args, **kwargs)
 
     return put
@@ -181,18 +181,18 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         reducers.attach()
         try:
-            if not door.aside and door.stream.spell.left and native.nothing_is_pending():
+            if not door.bypassed and door.stream.backoff.left and native.nothing_is_pending():
                 out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
             else:
                 out = original(*args, **kwargs)
         finally:
             buckets.shut()
-        if not door.aside:
+        if not door.bypassed:
             door.backwards += 1
             # What follows is most often an optimizer's step, and a thread that rests had better go on where a round
             # begins.
             cut(Reason("cut.backward"), is_turn=door.backwards > 1)
-        aside.passed_backward(door)
+        bypass.passed_backward(door)
         return out
 
     return call
@@ -202,8 +202,8 @@ def cut(reason: Reason, is_turn: bool = True) -> None:
     """Flush the calling thread's stream, if it has one in mode fused. Where it rests until something has happened, it
     goes on if that `is_turn`."""
     door = current_door()
-    if door is not None and not door.aside and door.stream.config.mode == "fused":
-        if is_turn or door.stream.spell.until is None:
+    if door is not None and not door.bypassed and door.stream.config.mode == "fused":
+        if is_turn or door.stream.backoff.until is None:
             passed_sync(door.stream)
         run.flush(door.stream, reason)
         follower.attend()
@@ -212,13 +212,13 @@ def cut(reason: Reason, is_turn: bool = True) -> None:
 def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:
     door = current_door()
     if door is not None:
-        door.stream.pace.stepping = True
+        door.stream.autotuner.stepping = True
 
 
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     door = current_door()
     if door is not None:
-        if not door.aside:
+        if not door.bypassed:
             cut(Reason("cut.optimizer", type(optimizer).__name__))
         stepped(door)
 
@@ -250,10 +250,10 @@ def install() -> None:
         _undo.callback(reducers.detach)
         _undo.callback(composites.meet_composites())
         _undo.callback(formulas.meet_formulas())
-        _undo.callback(collecting.watch())
+        _undo.callback(gc_hooks.watch())
         _undo.callback(register_optimizer_step_pre_hook(_optimizer_steps).remove)
         _undo.callback(register_optimizer_step_post_hook(_optimizer_stepped).remove)
-        _undo.callback(register_module_parameter_registration_hook(telling.parameter_made).remove)
+        _undo.callback(register_module_parameter_registration_hook(emit.parameter_made).remove)
     # Not in the lock: another thread may be importing it, and then come here.
     give_up = after_import(tracers.DYNAMO, _constructor_as_ever, _meet_dynamo)
     with _lock:
@@ -308,10 +308,10 @@ def _before_fork() -> None:
     if not TABLE:
         return
     try:
-        _settle_everything(Reason("sync.fork"))
+        _materialize_everything(Reason("sync.fork"))
     except Exception as error:
         # Whatever is raised in this hook is printed and forgotten: the parent is told at its next sync.
-        run.BACKLOG.owed.append((threading.get_ident(), error))
+        run.DEFERRED.owed.append((threading.get_ident(), error))
 
 
 # In a child XLA's threads do not exist. Everything was bound before the fork, so ATen can go on alone.

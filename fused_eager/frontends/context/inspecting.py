@@ -33,9 +33,9 @@ def print_call(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> None:
 CHECK_NAN = Reason("sync.value", "check_nan")
 
 
-def settled(t: torch.Tensor) -> torch.Tensor:
+def materialized(t: torch.Tensor) -> torch.Tensor:
     """A tensor of the host's, with its value in its memory."""
-    native.settle([t], CHECK_NAN)
+    native.materialize([t], CHECK_NAN)
     return t
 
 
@@ -45,7 +45,7 @@ def run_single(
     args: Any,
     kwargs: dict[str, Any],
     out: Any,
-    value_of: Callable[[torch.Tensor], torch.Tensor] = settled,
+    value_of: Callable[[torch.Tensor], torch.Tensor] = materialized,
 ) -> None:
     """Run the op that has just been recorded, as the modes strict and debug do; debug waits for it and looks at `out`.
 
@@ -70,7 +70,7 @@ def find_nan(
     args: Any,
     kwargs: dict[str, Any],
     out: Any,
-    value_of: Callable[[torch.Tensor], torch.Tensor] = settled,
+    value_of: Callable[[torch.Tensor], torch.Tensor] = materialized,
 ) -> None:
     """Raise where the first NaN or infinity appears: the op's results have one and its operands have none.
 

@@ -20,14 +20,14 @@ from fused_eager.fusion_rules.decompose import is_composite
 from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower, profiled, quiet
-from ...choosing.pace import Pace
+from ...choosing.autotuner import Autotuner
 from ...compiling import background
 from ...config import Config
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import OUTSIDE, Reason
 from ...memory.buffers import LOCK, TABLE, buffer_of, has_memory
-from ...recording import elsewhere, native, record, rounds
+from ...recording import native, other_devices, record, rounds
 from ...recording.native import nothing_is_pending
 from ...running import choices, run
 from ...tracing.allowance import ALLOWANCE, limits
@@ -35,7 +35,7 @@ from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import Stream
 from . import buckets, inspecting
-from .aside import StepsAside, turned
+from .bypass import Bypass, turned
 
 _is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
 _modes_below = torch._C._len_torch_dispatch_stack
@@ -60,7 +60,7 @@ def _only_watchers() -> bool:
     return all(isinstance(mode, Watcher) for mode in quiet.stack())
 
 
-class FrontDoor(StepsAside):
+class FrontDoor(Bypass):
     """Intercepts the ops of one thread and records them in its stream."""
 
     def __init__(self, config: Config, lender: FrontDoor | None = None):
@@ -72,7 +72,7 @@ class FrontDoor(StepsAside):
     def reopen(self, config: Config) -> None:
         """A context is entered again for which this one was kept. How its streams fared it still knows."""
         self.config = self.stream.config = config
-        self.stream.pace = Pace()
+        self.stream.autotuner = Autotuner()
         self.open, self.hidden, self.reads, self.backwards = True, False, 0, 0
 
     supports_higher_order_operators = True
@@ -118,17 +118,17 @@ class FrontDoor(StepsAside):
     def _begin(self, func: Any, args: Any) -> None:
         """The first op since the last boundary."""
         stream = self.stream
-        pace = stream.pace
+        autotuner = stream.autotuner
         if not stream.config.measures:
-            pace.waiting = False
-        elif self.lender is not None and self.lender.someone_is_aside():
-            pace.go_along()
+            autotuner.waiting = False
+        elif self.lender is not None and self.lender.someone_is_bypassed():
+            autotuner.go_along()
         else:
             with torch._C.DisableTorchFunction():  # `set_` comes here without asking a subclass's function first
                 shapes = list(_shapes(args))
-            changes = pace.begin(site.here(), id(func), shapes)
-            self.passes_on(pace.native or stream.spell.left > 0)
-            if changes and pace.native:
+            changes = autotuner.begin(site.here(), id(func), shapes)
+            self.passes_on(autotuner.native or stream.backoff.left > 0)
+            if changes and autotuner.native:
                 # What is on the device would be fetched one by one, and looked for at every op.
                 run.hand_over(Reason("region.native"), only=stream)
             elif changes:
@@ -136,7 +136,7 @@ class FrontDoor(StepsAside):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         stream = self.stream
-        pace = stream.pace
+        autotuner = stream.autotuner
         # What is not ours passes before anything of it is looked at: its sizes may be symbols.
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
@@ -144,9 +144,9 @@ class FrontDoor(StepsAside):
             if not is_plain(kind):
                 _leave_to_subclass(args, kwargs)
                 return NotImplemented
-        if pace.waiting:
+        if autotuner.waiting:
             self._begin(func, args)
-        natively = stream.spell.is_on() or (pace.native and stream.config.measures)
+        natively = stream.backoff.is_on() or (autotuner.native and stream.config.measures)
         if natively and id(func) in _HARMLESS and nothing_is_pending():
             return quiet.through(func, args, kwargs or {})
         config = stream.config
@@ -157,7 +157,7 @@ class FrontDoor(StepsAside):
             return quiet.through(func, args, kwargs)
         if not isinstance(func, OpOverload):
             # A higher-order op calls its branches itself, on finished tensors.
-            run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+            run.materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
             with profiled.shown():
                 return func(*args, **kwargs)
         step = stream.expected()
@@ -196,18 +196,18 @@ class FrontDoor(StepsAside):
         config = stream.config
         if config.log == "ops":
             inspecting.print_call(info, args, kwargs)
-        if stream.spell.left:
-            return native.run_through(stream, info, args, kwargs, stream.spell.code)
-        seen_alone = self.lender is not None and self.lender.someone_is_aside()
+        if stream.backoff.left:
+            return native.run_through(stream, info, args, kwargs, stream.backoff.code)
+        seen_alone = self.lender is not None and self.lender.someone_is_bypassed()
         if seen_alone and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
-        if stream.pace.native and config.measures:
+        if stream.autotuner.native and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
-        device = elsewhere.device_of(args, kwargs)
+        device = other_devices.device_of(args, kwargs)
         if device:
-            out = elsewhere.run(config, info, args, kwargs, device)
+            out = other_devices.run(config, info, args, kwargs, device)
             if mode == "debug":
-                elsewhere.wait(device)
+                other_devices.wait(device)
                 if config.check_nan:
                     inspecting.find_nan(info, args, kwargs, out)
             return out
@@ -227,11 +227,11 @@ class FrontDoor(StepsAside):
             elif stream.strayed:
                 # Nobody knows whether this length will come again: what follows is not written down this time.
                 run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
-                stream.spell.rest_until_sync()
+                stream.backoff.rest_until_sync()
         elif pending > before:
             inspecting.run_single(stream, info, args, kwargs, out)
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
-            run.settle_all(Reason("cut.options"), only=stream)
+            run.materialize_all(Reason("cut.options"), only=stream)
         return out
 
     def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -330,32 +330,32 @@ def _leave_to_subclass(args: Any, kwargs: Any) -> None:
     for t in tensors:
         b = buffer_of(t) if has_memory(t) else None
         if b is not None:
-            run.settle(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
+            run.materialize(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
 
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:
     """The program has read a value at `place`; `waited`: the value was not in native memory before."""
     passed_sync(stream)
-    # Where nothing is recorded or running, a number that was computed on the host ends a stretch as well.
-    boundary(stream, place, waited or not (stream.nodes or run.BACKLOG.launches))
+    # Where nothing is recorded or running, a number that was computed on the host ends a segment as well.
+    boundary(stream, place, waited or not (stream.nodes or run.DEFERRED.launches))
 
 
 def passed_sync(stream: Stream) -> None:
-    """A sync point: where a thread that runs natively for a spell may go on recording."""
-    if stream.spell.left:
-        stream.pace.restart()
-        stream.spell.passed_sync()
+    """A sync point: where a thread that runs natively for a backoff may go on recording."""
+    if stream.backoff.left:
+        stream.autotuner.restart()
+        stream.backoff.passed_sync()
 
 
 def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
     """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
-    if stream.config.measures and not stream.pace.stepping:
-        if stream.spell.left or background.busy():
-            stream.pace.restart()
-            if not stream.spell.left and stream.pace.is_sampling:
-                background.disturb(stream.spell)
-        stream.pace.passed(place, waited, stepped, nothing_is_pending())
-        running = stream.pace.running
+    if stream.config.measures and not stream.autotuner.stepping:
+        if stream.backoff.left or background.busy():
+            stream.autotuner.restart()
+            if not stream.backoff.left and stream.autotuner.is_sampling:
+                background.disturb(stream.backoff)
+        stream.autotuner.passed(place, waited, stepped, nothing_is_pending())
+        running = stream.autotuner.running
         if running is not None and running.owed:
             choices.exchange(stream.config, running)
         if running is not None and running.chosen is False and not running.paid:
@@ -376,16 +376,16 @@ def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
 def stepped(door: FrontDoor) -> None:
     """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
     stream = door.stream
-    stream.pace.stepping = False
-    if stream.config.measures and stream.pace.unread and not door.aside:
+    stream.autotuner.stepping = False
+    if stream.config.measures and stream.autotuner.unread and not door.bypassed:
         # Nothing was read since the last one, so this is where the time is taken.
-        if stream.pace.is_sampling:
+        if stream.autotuner.is_sampling:
             run.wait()
         boundary(stream, site.here(), True, stepped=True)
     turned(door, "step")
 
 
-# In a native stretch or spell, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,
+# In a native segment or backoff, while nothing is pending anywhere, ops of these kinds are torch's alone; by identity,
 # because the hash of an overload is computed in Python.
 _LEFT_ALONE = frozenset({Kind.VIEW, Kind.ALLOCATE, Kind.COMPUTE, Kind.RANDOM, Kind.CHECK})
 _HARMLESS: set[int] = set()
@@ -397,7 +397,7 @@ _in_child = False
 def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
     if not (_in_child or stream.config.mode == "off"):
-        run.settle_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+        run.materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
         why = f"{type(quiet.stack()[-1]).__name__} {OUTSIDE}"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
     with profiled.shown():

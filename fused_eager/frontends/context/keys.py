@@ -1,6 +1,6 @@
 """Guards of torch's that put back the dispatch keys of a thread when they end, among them what says that it has modes.
 
-Our mode leaves the thread's stack of modes and comes back to it (`aside`), and may do so inside of such a guard: in
+Our mode leaves the thread's stack of modes and comes back to it (`bypass`), and may do so inside of such a guard: in
 inference mode, in a function that `torch.compile` has made, where a fake tensor is made. Then the keys would say that
 there are modes where there are none, and torch would fail; or the other way round, and nothing would be seen.
 """

@@ -17,7 +17,7 @@ import time
 import weakref
 
 from ...recording.native import nothing_is_pending
-from . import aside, signals, threads
+from . import bypass, signals, threads
 from .intercept import FrontDoor
 
 FIRST, LONGEST = 0.01, 0.5  # seconds between two looks: doubled where nothing has changed, as a look costs some 20 us
@@ -49,7 +49,7 @@ def _attend() -> None:
         door = None if _watched is None else _watched()
         if door is not None and door.open:
             since = time.monotonic()
-            state = door.aside, aside.rests(door)
+            state = door.bypassed, bypass.rests(door)
             pause, seen = (min(2 * pause, LONGEST) if state == seen else FIRST), state
             if _is_due(door):
                 pause = FIRST  # until it is done
@@ -61,9 +61,9 @@ def _attend() -> None:
 
 
 def _is_due(door: FrontDoor) -> bool:
-    if door.aside:
-        return door.between and not door.stream.spell.is_on()
-    return aside.rests(door)
+    if door.bypassed:
+        return door.between and not door.stream.backoff.is_on()
+    return bypass.rests(door)
 
 
 @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -74,7 +74,7 @@ def _CALL(_: object) -> int:
     if door is None or not door.open or threads.current_door() is not door:
         return 0
     if not signals.is_within(sys._getframe(1)) and nothing_is_pending() and _is_due(door):
-        aside.between_ops(door)
+        bypass.between_ops(door)
     return 0
 
 

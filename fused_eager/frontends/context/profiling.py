@@ -42,7 +42,7 @@ def _starting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             was = what in _running
             _observe(what, True)  # before: what another thread makes pending meanwhile is labelled
             try:
-                run.settle_all(Reason("cut.profiler", f"{what} starts"))
+                run.materialize_all(Reason("cut.profiler", f"{what} starts"))
                 return original(*args, **kwargs)
             except BaseException:
                 _observe(what, was)
@@ -58,10 +58,10 @@ def _stopping(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(original)
         def stop(*args: Any, **kwargs: Any) -> Any:
             try:
-                run.settle_all(Reason("cut.profiler", f"{what} stops"))
+                run.materialize_all(Reason("cut.profiler", f"{what} stops"))
             except Exception as error:
                 # The profiler has to be stopped, and its caller wants what it has seen: told at the next sync.
-                run.BACKLOG.owed.append((threading.get_ident(), error))
+                run.DEFERRED.owed.append((threading.get_ident(), error))
             try:
                 return original(*args, **kwargs)
             finally:

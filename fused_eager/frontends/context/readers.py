@@ -32,7 +32,7 @@ from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ...quiet import stack, without
 from ...recording import native
 from ...running import run
-from . import aside
+from . import bypass
 from .intercept import FrontDoor, is_plain, looked_at
 from .threads import THREAD, current_door
 
@@ -101,14 +101,14 @@ def _holds_others(t: torch.Tensor) -> bool:
     return not (has_memory(t) and is_plain(type(t))) and t.device.type == "cpu" and not isinstance(t, FakeTensor)
 
 
-def settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
+def materialized(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     """Have a tensor's memory hold its value. Returns whether it did not before."""
     if isinstance(t, torch.UntypedStorage):
         storage = t
     elif _holds_others(t):
         if not TABLE:
             return False
-        run.settle_all(Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
+        run.materialize_all(Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         return True
     elif has_memory(t):
         storage = storage_of(t)
@@ -119,7 +119,7 @@ def settled(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     with LOCK:
         b = TABLE.get(storage._cdata)
         if b is not None:
-            run.settle(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
+            run.materialize(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
         native.protect(storage)
         if guard.exposes and not (guard.but_to_torch and _is_asked_by_torch()):
@@ -172,7 +172,7 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
         if native.nothing_is_pending():
             if (door is None or door.hidden) and not guard.exposes:
                 return original(*args, **kwargs)  # as in printing, which reads each element of what is being read
-            if door is not None and door.aside and not door.hidden:
+            if door is not None and door.bypassed and not door.hidden:
                 return _read_alone(door, guard, original, args, kwargs)
             if guard.operands and not guard.exposes:
                 return natively(original, *args, **kwargs)  # a list of a million numbers need not be looked through
@@ -180,9 +180,9 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
         for a in leaves([args, kwargs] if guard.operands else args[:1]):
             if isinstance(a, (torch.Tensor, torch.UntypedStorage)):
                 with torch._C.DisableTorchFunction():
-                    waited.append(settled(a, guard))
+                    waited.append(materialized(a, guard))
             elif guard.operands and type(a) not in PLAIN and isinstance(a, Sequence):
-                run.settle_all(Reason("sync.memory", guard.name))  # a sequence of another kind, of whatever it holds
+                run.materialize_all(Reason("sync.memory", guard.name))  # a sequence of another kind
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.
         out = natively(original, *args, **kwargs)
@@ -198,10 +198,10 @@ def _read_alone(door: FrontDoor, guard: Guard, original: Callable[..., Any], arg
     reads = bool(args) and isinstance(args[0], (torch.Tensor, torch.UntypedStorage))
     if reads and (guard.exposes or guard.resizes):
         with torch._C.DisableTorchFunction():
-            settled(args[0], guard)
+            materialized(args[0], guard)
     out = natively(original, *args, **kwargs)
     if reads:
-        aside.read(door)
+        bypass.read(door)
     return out
 
 
@@ -209,11 +209,11 @@ def _was_read(waited: bool) -> None:
     door = current_door()
     if door is None:
         return
-    if not door.aside:
+    if not door.bypassed:
         if door not in stack():
             return  # inside of an op: it is we who read
         looked_at(door.stream, site.here(), waited)
-    aside.read(door)
+    bypass.read(door)
 
 
 def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -240,7 +240,7 @@ class Reading(StandIn):
         if perf_counter() < door.blind_until:  # as in `overlooks`, without the call: loops that do little else feel it
             door.unseen["read"] += 1
             return number
-        aside.read(door)
+        bypass.read(door)
         follower.attend()
         return number
 
@@ -256,7 +256,7 @@ def read_again(error: RuntimeError, original: Callable[..., Any], *args: Any) ->
     if not (trap.is_refusal(error) and isinstance(t, torch.Tensor)):
         raise error
     with torch._C.DisableTorchFunction():
-        waited = settled(t, Guard(torch.Tensor, original.__name__))
+        waited = materialized(t, Guard(torch.Tensor, original.__name__))
     if not waited:
         raise error
     return natively(original, *args)
@@ -271,7 +271,7 @@ def constructing(original: Callable[..., Any]) -> StandIn:
     def new(*args: Any, **kwargs: Any) -> Any:
         for a in args[1:]:
             if isinstance(a, torch.UntypedStorage):
-                settled(a, guard)
+                materialized(a, guard)
         return natively(original, *args, **kwargs)
 
     return StandIn(guard, original, new)
@@ -281,7 +281,7 @@ def was_read() -> None:
     """A number was read in C++ and not overlooked."""
     door = THREAD.door
     if door is not None and not door.hidden:
-        aside.read(door)
+        bypass.read(door)
 
 
 def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -291,7 +291,7 @@ def natively(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     door.hidden = True
     try:
-        if door.aside:
+        if door.bypassed:
             # What it reads, as printing does each element, are no reads of the program's: counted, and forgotten.
             door.unseen["read"] += follower.overlooked()
             until = follower.overlook(math.inf)

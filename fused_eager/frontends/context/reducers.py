@@ -26,7 +26,7 @@ from ... import quiet
 from ...memory import trap
 from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ...running import run
-from .buckets import CURRENT, LOOKS, settle, shut
+from .buckets import CURRENT, LOOKS, materialize, shut
 from .intercept import FrontDoor
 from .threads import THREAD
 
@@ -37,7 +37,7 @@ _MARK = "_fused_eager_reducer"  # in the metadata of an autograd node: whose hoo
 def seeing_door() -> FrontDoor | None:
     """This thread's front door, if it sees what is called now."""
     door = THREAD.door
-    return None if door is None or door.aside or door.hidden else door
+    return None if door is None or door.bypassed or door.hidden else door
 
 
 def leave(door: FrontDoor) -> None:
@@ -108,7 +108,7 @@ class Parameter:
             hooks.pop(at, None)
             hooks[at] = hook
         if not (last and self.known):  # hooks of the program's stand between
-            run.settle_all(LOOKS)
+            run.materialize_all(LOOKS)
             leave(door)
         elif self.bucket is None or (first and reducer.may_mark_others):
             reducer.finish()
@@ -125,7 +125,7 @@ class Parameter:
         with LOCK:
             for storage in self._storages():
                 b = TABLE.get(storage._cdata)
-                if b is not None and trap.is_armed(storage):  # not where ATen has put the value into it (`witness`)
+                if b is not None and trap.is_armed(storage):  # not where ATen has put the value into it (`shadow`)
                     CURRENT.opened.append(b)
                     trap.disarm(storage)
 
@@ -183,7 +183,7 @@ class Reducer:
         tensors = [p.tensor() for p in self.parameters or ()]
         kept = {storage_of(t)._cdata for t in tensors if t is not None and has_memory(t)}
         with LOCK:
-            settle(b.storage for b in list(TABLE.values()) if b.cdata not in kept and b.error is None)
+            materialize(b.storage for b in list(TABLE.values()) if b.cdata not in kept and b.error is None)
 
     def buckets(self) -> Iterator[torch.UntypedStorage]:
         """The memory of its buckets, as far as they are known."""

@@ -104,7 +104,7 @@ def _in_an_op() -> bool:
     if torch._C._current_graph_task_id() != -1:
         return True
     door = current_door()
-    if door is not None and not door.aside and not door.hidden and door not in stack():
+    if door is not None and not door.bypassed and not door.hidden and door not in stack():
         return True
     below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther)
     return bool(below) and not torch.is_inference_mode_enabled()

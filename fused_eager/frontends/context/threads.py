@@ -125,10 +125,10 @@ def close(door: FrontDoor, idle: bool = False) -> None:
             return
         # A job of a pool ends, and the loop that gave it goes on: what the loop has made stays on the device.
         lender = door.lender
-        goes_on = lender is not None and lender.open and not lender.someone_is_aside()
+        goes_on = lender is not None and lender.open and not lender.someone_is_bypassed()
         steps: list[Callable[[], None]] = [partial(close, each) for each in door.lent]
         if door.stream.config.mode != "off":
-            steps.append(partial(run.settle_all, Reason("cut.exit"), only=door.stream, made=goes_on))
+            steps.append(partial(run.materialize_all, Reason("cut.exit"), only=door.stream, made=goes_on))
         for step in steps:
             try:
                 step()

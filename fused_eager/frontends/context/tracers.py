@@ -88,7 +88,7 @@ def torchscript_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """What finishes all values, and has TorchScript do its work without our mode."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        run.settle_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
+        run.materialize_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
         return natively(original, *args, **kwargs)
 
     return call

@@ -103,7 +103,7 @@ class Event:
             run.flush(door.stream, SYNC)
             arrays = [b.array for b in door.device.table.values() if b.array is not None]
             # What was computed may be overwritten soon, and is gone then: its run has ended all the same.
-            self._waits = [*(t for launch in run.BACKLOG.launches for t in launch.tokens), *arrays]
+            self._waits = [*(t for launch in run.DEFERRED.launches for t in launch.tokens), *arrays]
         self._time = None
         if self.enable_timing and not self.query():
             self._stamped = threading.Thread(target=_stamp, args=(self, self._waits), name="event", daemon=True)

@@ -22,7 +22,7 @@ from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from ...xla import start
 from ..collectives import kernels as collectives
-from ..context import leaving
+from ..context import shutdown
 from . import autocast, backend, kernels, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 
@@ -68,7 +68,7 @@ def register(name: str = DEFAULT) -> int:
         modules.patch(name)
         collectives.register(name)
         os.register_at_fork(after_in_child=refuse_here)
-        leaving.arrange()
+        shutdown.arrange()
         _registered.append(name)
         # How accelerate, and transformers' Trainer with it, is told of a device that is not in its list.
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", name)

@@ -1,4 +1,4 @@
-"""Running a program natively, as ATen runs an op: outside of contexts, as an island, or while a stream is witnessed.
+"""Running a program natively, as ATen runs an op: outside of contexts, as an island, or while a stream is shadowed.
 
 It is a region of one node, so it is keyed, cached and compiled like any other: the next process finds it there.
 """

@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from fused_eager.cache import Unencodable
 
-from ...choosing.stretch import Choice
+from ...choosing.segment import Choice
 from ...compiling.caching import Keeper, settings
 from ...log.events import LOG
 from ...quiet import unobserved

@@ -24,7 +24,7 @@ from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import LOG, Event
 from fused_eager.memory.buffers import TABLE
-from fused_eager.running.run import BACKLOG
+from fused_eager.running.run import DEFERRED
 
 ROOT = Path(__file__).parent.parent.parent.parent
 Tensor = torch.Tensor
@@ -372,7 +372,7 @@ def test_a_compiled_function_leaves_nothing_behind() -> None:
     assert graphs_alive() == before
     assert [w() for w in weights] == [None] * len(weights)
     assert set(TABLE) <= table
-    assert not BACKLOG.launches
+    assert not DEFERRED.launches
 
 
 def test_results_are_ordinary_tensors() -> None:

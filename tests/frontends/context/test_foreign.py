@@ -133,7 +133,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},  # measures which way is faster, and looks at the first op of each stretch for that
+    "default": {},  # measures which way is faster, and looks at the first op of each segment for that
     "fused": {"compile": "wait", "native": "never"},
     "strict": {"mode": "strict"},
     "debug": {"mode": "debug"},
@@ -160,7 +160,7 @@ def test_traced_as_without_the_library(name: str, options: str, monkeypatch: pyt
         with fused_eager(progress=False, **OPTIONS[options]):
             for _ in range(3):
                 actual = PROGRAMS[name]()
-                assert (torch.ones(2) + 1).sum().item() == 4  # a read: the next op begins a stretch
+                assert (torch.ones(2) + 1).sum().item() == 4  # a read: the next op begins a segment
         agree(expected, actual)
 
 

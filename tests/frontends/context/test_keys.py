@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fused_eager import fused_eager
-from fused_eager.frontends.context import aside
+from fused_eager.frontends.context import bypass
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.memory.buffers import TABLE
 from fused_eager.quiet import stack
@@ -61,13 +61,13 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def read(door: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return
-        did.append("back" if door.aside else "aside")
-        if door.aside:
+        did.append("back" if door.bypassed else "aside")
+        if door.bypassed:
             door.come_back()
         elif door in stack():
-            aside._step(door, "read", 0.0)
+            bypass._step(door, "read", 0.0)
 
-    monkeypatch.setattr(aside, "read", read)
+    monkeypatch.setattr(bypass, "read", read)
     return did
 
 
@@ -80,12 +80,12 @@ def test_modes_and_keys_agree(name: str, first: str, restless: list[str]) -> Non
         assert door is not None
         if first == "back":
             number()
-            assert door.aside
+            assert door.bypassed
         for _ in range(4):
             assert PROGRAMS[name]() == 6.0
             assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python) == bool(stack())
             t = torch.zeros(5) + 1  # of no operand: it fails where keys say that there is a mode, and there is none
-            assert bool(TABLE) is not door.aside  # it is seen, or it is not
+            assert bool(TABLE) is not door.bypassed  # it is seen, or it is not
             assert t.add(1).tolist() == [2.0] * 5
             del t
             number()  # the other way round

@@ -38,7 +38,7 @@ class Doubles(torch.autograd.Function):
     @staticmethod
     def forward(ctx, t):
         for _ in range(50):
-            Doubles.seen.append(current_door() in stack() or current_door().aside)
+            Doubles.seen.append(current_door() in stack() or current_door().bypassed)
         return t * 2
 
     @staticmethod
@@ -50,12 +50,12 @@ told = []
 signal.signal(signal.SIGALRM, lambda *_: told.append(current_door()))
 with fused_eager():
     door = current_door()
-    y = goes_on_until(lambda: door.aside, x)
+    y = goes_on_until(lambda: door.bypassed, x)
     assert door.between and door not in stack()
-    door.stream.spell.end()
-    y = goes_on_until(lambda: not door.aside, y)
+    door.stream.backoff.end()
+    y = goes_on_until(lambda: not door.bypassed, y)
     assert door in stack()
-    y = goes_on_until(lambda: door.aside, y)
+    y = goes_on_until(lambda: door.bypassed, y)
     signal.setitimer(signal.ITIMER_REAL, 0.01)
     y = goes_on_until(lambda: told, y)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def alone():
         y, limit = x, time.monotonic() + 0.5
         while time.monotonic() < limit:
             y = turn(y)
-        assert not current_door().aside
+        assert not current_door().bypassed
         return y
 
 

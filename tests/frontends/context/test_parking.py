@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.frontends.context import aside, guards, parking
+from fused_eager.frontends.context import bypass, guards, parking
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
 from fused_eager.memory.buffers import TABLE, sweep
@@ -188,11 +188,11 @@ def test_a_thread_that_rests_rests_on_in_the_next_context(monkeypatch: pytest.Mo
         with fused_eager(native="measured", compile="auto"):
             door = current_door()
             assert door is not None
-            resting = door.stream.spell.left
+            resting = door.stream.backoff.left
             if resting:
-                assert door.aside and not stack()
+                assert door.bypassed and not stack()
             x = torch.ones(3) + 1
-            door.stream.spell.rest(lambda: False)
+            door.stream.backoff.rest(lambda: False)
         assert x.tolist() == [2.0] * 3
     assert resting
 
@@ -216,10 +216,10 @@ def test_what_was_found_at_a_turn_holds_in_the_contexts_that_follow(monkeypatch:
         with fused_eager(native="measured"):
             door = current_door()
             assert door is not None
-            ways.append(door.aside)
-            assert (door in stack()) is not door.aside
+            ways.append(door.bypassed)
+            assert (door in stack()) is not door.bypassed
             if i == 5:
-                door.step_aside("read", time.perf_counter() + 1e6)
+                door.begin_bypass("read", time.perf_counter() + 1e6)
             if i == 8:
                 door.come_back()
                 assert door in stack()
@@ -237,7 +237,7 @@ def test_an_op_that_is_taken_apart_leaves_the_door_where_it_is() -> None:
             with door:
                 pass
             assert door in stack()
-            door.step_aside("read", 0.0)
+            door.begin_bypass("read", 0.0)
             door.come_back()
             assert (torch.ones(2) + 1).tolist() == [2.0] * 2
         assert not stack() and not door.old_dispatch_mode_flags
@@ -256,7 +256,7 @@ def test_an_entry_that_fails_leaves_nothing_behind(before: int, monkeypatch: pyt
         enter()
     users = guards._users
     with monkeypatch.context() as patch:
-        patch.setattr(aside, "enter", fail)
+        patch.setattr(bypass, "enter", fail)
         with pytest.raises(ValueError, match="as the context is entered"):
             enter()
     assert current_mode() == "off" and not stack() and guards._users == max(users - 1, 0)

@@ -75,7 +75,7 @@ AHEAD = 32  # flushes that may be under way before the next one waits for the ol
 
 
 @dataclass
-class Backlog:
+class DeferredChecks:
     """What has been launched and not yet been waited for, and the runs whose checks have not been looked at."""
 
     runs: list[Run] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Backlog:
             self.launches.popleft()
 
 
-BACKLOG = Backlog()
+DEFERRED = DeferredChecks()
 
 
 def check() -> None:
@@ -117,20 +117,20 @@ def check() -> None:
         IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
     """
     with LOCK:
-        errors, BACKLOG.owed = BACKLOG.owed, []
-        for k, run in enumerate(BACKLOG.runs):
+        errors, DEFERRED.owed = DEFERRED.owed, []
+        for k, run in enumerate(DEFERRED.runs):
             for region, flags, checks in run.flags:
                 failed = np.asarray(flags)
                 bad = [(c, int(failed[row, 1])) for row, c in enumerate(checks) if failed[row, 0]]
                 for index, check, value in sorted([(region.nodes[c.node], c, v) for c, v in bad], key=itemgetter(0)):
                     error = _error(run.nodes[index], check, value)
                     errors.append((run.thread, error))
-                    _taint(BACKLOG.runs[k:], index, error)
+                    _taint(DEFERRED.runs[k:], index, error)
         # Only now: an interrupt while we waited must not lose a check.
-        BACKLOG.runs = []
+        DEFERRED.runs = []
         if errors:
             others = {t.ident for t in threading.enumerate()} - {threading.get_ident()}
-            BACKLOG.owed = [(thread, error) for thread, error in errors if thread in others]
+            DEFERRED.owed = [(thread, error) for thread, error in errors if thread in others]
             for thread, error in errors:
                 if thread not in others:
                     raise error
@@ -204,8 +204,8 @@ def lost(b: Buffer) -> LostValue:
 def wait() -> None:
     """Wait until everything that was launched so far has finished. Others may record and launch meanwhile."""
     with LOCK:
-        launches = list(BACKLOG.launches)
+        launches = list(DEFERRED.launches)
     for launch in launches:
         launch.wait()
     with LOCK:
-        BACKLOG.forget_done()
+        DEFERRED.forget_done()

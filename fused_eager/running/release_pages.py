@@ -28,7 +28,7 @@ from ..memory.buffers import TABLE, Buffer, use_count
 from ..memory.heap import libc
 from ..memory.trap import storage_of
 from ..tracing.stream import STREAMS, NativeInput
-from .backlog import BACKLOG, wait
+from .deferred_checks import DEFERRED, wait
 
 # With a GPU's driver in the process memory may be pinned: it knows the pages and writes there, whatever lies there now.
 DRIVERS = ("libcuda.so", "libamdhip64.so", "libze_loader.so")
@@ -88,7 +88,7 @@ def _is_needed(b: Buffer) -> bool:
     for stream in STREAMS:
         if stream.unfinished or any(isinstance(i, NativeInput) and i.storage is b.storage for i in stream.inputs):
             return True
-    return any(of is b and origin is None for r in BACKLOG.runs for of, _, _, origin in r.assigned)
+    return any(of is b and origin is None for r in DEFERRED.runs for of, _, _, origin in r.assigned)
 
 
 def vacate(b: Buffer) -> bool:

@@ -11,7 +11,7 @@ from fused_eager import IslandRefused, expect, follower, fused_eager, report
 from fused_eager.errors import BudgetExceeded
 from fused_eager.follower import build
 from fused_eager.log.events import LOG
-from fused_eager.recording import elsewhere
+from fused_eager.recording import other_devices
 from tests.streams import forget_pending, open_stream
 
 FOLLOWERS = ["python", pytest.param("compiled", marks=pytest.mark.skipif(bool(build.obstacle()), reason="no compiler"))]
@@ -77,7 +77,7 @@ def test_each_is_told_with_its_line_to_whoever_listens(who: str) -> None:
         for _ in range(4):
             torch.mm(X, X)
     assert "4 ops ran natively; allowed: 3" in str(raised.value)
-    assert "test_elsewhere.py:" in str(raised.value) and "meta is not fused" in str(raised.value)
+    assert "test_other_devices.py:" in str(raised.value) and "meta is not fused" in str(raised.value)
 
 
 @pytest.mark.parametrize("who", FOLLOWERS)
@@ -93,7 +93,7 @@ def test_whoever_begins_to_listen_hears_of_what_has_come_before(who: str) -> Non
 def test_they_are_refused_where_islands_are(who: str) -> None:
     with (
         fused_eager(follower=who, islands="refuse"),
-        pytest.raises(IslandRefused, match=r"mm.*test_elsewhere\.py:.*meta"),
+        pytest.raises(IslandRefused, match=r"mm.*test_other_devices\.py:.*meta"),
     ):
         torch.mm(X, X)
 
@@ -143,5 +143,5 @@ def test_debug_mode_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.mm(X, X)
     assert waited == [torch.device("meta")]
     waited.clear()
-    elsewhere.wait("cpu")
+    other_devices.wait("cpu")
     assert not waited

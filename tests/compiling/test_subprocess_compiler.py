@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report, xla
-from fused_eager.compiling import apart, background, executable
-from fused_eager.compiling.apart import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
+from fused_eager.compiling import background, executable, subprocess_compiler
+from fused_eager.compiling.subprocess_compiler import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
 from fused_eager.log.events import LOG
 from fused_eager.running import load
 from tests.streams import events
@@ -54,7 +54,7 @@ while True:
 """
     path = tmp_path / "program.py"
     path.write_text(program)
-    monkeypatch.setattr(apart, "_PROGRAM", path)
+    monkeypatch.setattr(subprocess_compiler, "_PROGRAM", path)
 
 
 def program() -> tuple[bytes, bytes]:
@@ -112,7 +112,7 @@ def test_what_xla_refuses_is_told_in_its_words_and_the_process_goes_on(compiler:
 def test_it_ends_when_it_has_nothing_to_do_and_comes_back(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "IDLE", 0.05)
+    monkeypatch.setattr(subprocess_compiler, "IDLE", 0.05)
     assert compiler.compile(*program(), strip=False)
     first = process_of(compiler)
     assert first.wait(30) == 0
@@ -133,7 +133,7 @@ def test_its_end_is_noticed_whoever_holds_its_connection(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a forked child may."""
-    monkeypatch.setattr(apart, "GLANCE", 0.05)
+    monkeypatch.setattr(subprocess_compiler, "GLANCE", 0.05)
     stand_in(tmp_path, monkeypatch, "os.fork() or time.sleep(600); os.kill(os.getpid(), signal.SIGKILL)")
     compiler.start()
     group = process_of(compiler).pid
@@ -147,7 +147,7 @@ def test_its_end_is_noticed_whoever_holds_its_connection(
 def test_nobody_forks_while_it_is_being_started(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, inside, go_on = compiler._begin, threading.Event(), threading.Event()
 
-    def slowly() -> apart.Connection:
+    def slowly() -> subprocess_compiler.Connection:
         inside.set()
         assert go_on.wait(60)
         return begin()
@@ -182,7 +182,7 @@ def test_a_want_of_file_descriptors_passes(compiler: Compiler, monkeypatch: pyte
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(apart, "Pipe", none_left)
+        patch.setattr(subprocess_compiler, "Pipe", none_left)
         with pytest.raises(Unavailable, match="Too many open files"):
             compiler.start()
     assert compiler.compile(*program(), strip=False)
@@ -254,14 +254,14 @@ def test_an_answer_that_nobody_took_is_not_the_next_ones(
     """An interrupt while the process compiles ends it."""
     assert compiler.compile(*program(), strip=False)
     process, interrupted = process_of(compiler), iter([True])
-    receive = apart.Connection.recv_bytes
+    receive = subprocess_compiler.Connection.recv_bytes
 
-    def interrupt(connection: apart.Connection) -> bytes:
+    def interrupt(connection: subprocess_compiler.Connection) -> bytes:
         if next(interrupted, False):
             raise KeyboardInterrupt
         return receive(connection)
 
-    monkeypatch.setattr(apart.Connection, "recv_bytes", interrupt)
+    monkeypatch.setattr(subprocess_compiler.Connection, "recv_bytes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         compiler.compile(b"no program", b"", strip=False)
     assert process.wait(30) is not None
@@ -296,8 +296,8 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from fused_eager import fused_eager
-from fused_eager.compiling import apart
-apart._PROGRAM = Path(sys.argv[1])
+from fused_eager.compiling import subprocess_compiler
+subprocess_compiler._PROGRAM = Path(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
 def rounds(n):
     until = time.monotonic() + 60
@@ -321,7 +321,7 @@ def test_ctrl_c_ends_the_wait_for_the_compiler(tmp_path: Path, monkeypatch: pyte
     done = run(
         """
         def interrupt():
-            while not apart.COMPILER._greeted:
+            while not subprocess_compiler.COMPILER._greeted:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
         threading.Thread(target=interrupt, daemon=True).start()
@@ -347,7 +347,7 @@ def test_the_end_of_a_program_does_not_wait_for_what_nobody_will_use(
     done = run(
         f"""
         with fused_eager(compile="auto", native="never", cache={"off" if ending == "kept nowhere" else ""!r}):
-            while not apart.COMPILER._greeted:
+            while not subprocess_compiler.COMPILER._greeted:
                 rounds(2)
         print("done", flush=True)
         if {ending == "error"}:
@@ -365,7 +365,7 @@ def test_standard_streams_may_be_closed(tmp_path: Path) -> None:
     program = f"""
 import jax, torch
 from fused_eager import xla
-from fused_eager.compiling.apart import COMPILER
+from fused_eager.compiling.subprocess_compiler import COMPILER
 lowered = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((3,), "float32"))
 open({str(tmp_path / "done")!r}, "w").write(str(len(COMPILER.compile(xla.bytecode(lowered), xla.options({{}}), True))))
 """
@@ -378,7 +378,7 @@ open({str(tmp_path / "done")!r}, "w").write(str(len(COMPILER.compile(xla.bytecod
 def test_it_ends_with_a_program_that_is_killed(tmp_path: Path) -> None:
     program = """
         import os, signal
-        from fused_eager.compiling.apart import COMPILER
+        from fused_eager.compiling.subprocess_compiler import COMPILER
         COMPILER.start()
         print(COMPILER._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

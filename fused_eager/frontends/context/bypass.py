@@ -1,6 +1,6 @@
 """Aside: where torch alone is faster for whole turns of a loop, the front door leaves torch's stack of modes.
 
-Passing an op on costs as much as a small op itself, so a native stretch of tiny ops is slow as long as the mode is
+Passing an op on costs as much as a small op itself, so a native segment of tiny ops is slow as long as the mode is
 there. But what is not there sees nothing and has to be called back. A *turn* is what comes round in Python, outside of
 any op: an optimizer step, a `sync()`, or, where neither comes (generating text), the read of a value. At a turn the
 front door may step aside, and at a later one it returns.
@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import follower, quiet
-from ...choosing.pace import Turn
-from ...choosing.stretch import FACTOR, Place, Steady
-from ...choosing.whole import TIMED
+from ...choosing.autotuner import Turn
+from ...choosing.iteration import TIMED
+from ...choosing.segment import FACTOR, Place, Steady
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # torch's; typing has it from Python 3.11 on
 
 READS = 2  # values that are read without another kind of turn until reads are taken for one
-LEAST = 4  # sync points that a spell has to last to be worth the change
+LEAST = 4  # sync points that a backoff has to last to be worth the change
 TOGETHER = 8  # reads whose times are compared with those of so many others
 LOOKED_AT = 2 * TIMED  # turns, to begin with; after that
 GLANCE = 1e-3  # seconds apart: turns that come faster are counted, and not looked at
@@ -88,7 +88,7 @@ class Turns:
         return statistics.median(after) if len(self.last) > 2 else 0.0
 
 
-class StepsAside(TorchDispatchMode):
+class Bypass(TorchDispatchMode):
     """The mode of a thread whose ops go into `stream`, which can leave the thread's stack of modes and come back.
 
     `lender` is that of the thread in whose name this one is there, `lent` are those that are there in its own.
@@ -99,7 +99,7 @@ class StepsAside(TorchDispatchMode):
         self.stream = stream
         self.lender = lender
         self.lent: set[Self] = set()
-        self.aside = False  # torch runs alone, because that was measured to be faster
+        self.bypassed = False  # torch runs alone, because that was measured to be faster
         self.hidden = False  # taken off the stack of modes for the length of a call
         self.reads = 0  # values that were read since the last other turn
         self.backwards = 0  # passes since the last turn
@@ -123,11 +123,11 @@ class StepsAside(TorchDispatchMode):
         """The kind of turn that it comes back at; "entry": whatever comes first."""
         return self._turns.kind
 
-    def someone_is_aside(self) -> bool:
+    def someone_is_bypassed(self) -> bool:
         """Whether this one is aside, or one of those in whose name it is there: a thread may start threads."""
-        return self.aside or (self.lender is not None and self.lender.someone_is_aside())
+        return self.bypassed or (self.lender is not None and self.lender.someone_is_bypassed())
 
-    def step_aside(self, turn: Turn, until: float) -> None:
+    def begin_bypass(self, turn: Turn, until: float) -> None:
         """Leave this thread's stack of modes until then, and for as long as it is to run natively in any case.
         Nothing may be pending in its stream.
         """
@@ -141,13 +141,13 @@ class StepsAside(TorchDispatchMode):
     def _leave_out(self, below: list[TorchDispatchMode], turn: Turn, until: float) -> None:
         self._below, self._until, self._alone = below, until, time.perf_counter()
         self._why = self.reason()
-        self.aside, self._looks = True, 0
+        self.bypassed, self._looks = True, 0
         for kind in self.unseen:
             self.unseen[kind] = 0
         follower.overlooked()
         self._turns = Turns(turn, 0.0 if turn == "entry" else self._alone)
 
-    def enter_aside(self, until: float) -> None:
+    def enter_bypassed(self, until: float) -> None:
         """Enter the context without a place on the stack, until then, or for as long as this thread rests.
 
         Torch is told of it all the same. It keeps in each mode whether there were others when it came: told later,
@@ -165,7 +165,7 @@ class StepsAside(TorchDispatchMode):
         self.unseen[turn] += 1
         return True
 
-    def stood_aside(self, turn: Turn) -> None:
+    def turned_bypassed(self, turn: Turn) -> None:
         """A turn has ended; time to come back when that time is over, or when turns of this kind take another time."""
         now, turns, same = time.perf_counter(), self._turns, True
         self.unseen["read"] += follower.overlooked()
@@ -175,10 +175,10 @@ class StepsAside(TorchDispatchMode):
         if turn == turns.kind:
             same = turns.ended(now, ended)  # else it is another program now
             self._tell_now_and_then(now)
-            self.stream.spell.passed_sync(ended)
+            self.stream.backoff.passed_sync(ended)
         if not same:
-            self.stream.pace.whole.forget()
-        if not same or (now >= self._until and not self.stream.spell.left):
+            self.stream.autotuner.iteration.forget()
+        if not same or (now >= self._until and not self.stream.backoff.left):
             self.come_back()
         else:
             self._looks += 1
@@ -197,7 +197,7 @@ class StepsAside(TorchDispatchMode):
             self._return()
 
     def passes_on(self, natively: bool) -> None:
-        """A stretch begins, all of whose ops are passed on to torch; or another one, or this one is no longer there."""
+        """A segment begins, all of whose ops are passed on to torch; or another one, or this one is no longer there."""
         self._recorded = self._recorded or not natively
         if self._alone and not (natively and self._why == self.reason()):
             self._tell(time.perf_counter())
@@ -207,8 +207,8 @@ class StepsAside(TorchDispatchMode):
 
     def reason(self) -> str:
         """Why torch runs ops now, if it does: a code."""
-        spell = self.stream.spell
-        return spell.code if spell.left else "region.native"
+        backoff = self.stream.backoff
+        return backoff.code if backoff.left else "region.native"
 
     def passed_on(self, turn: Turn) -> None:
         """A turn has ended, all of which was passed on, or not."""
@@ -224,7 +224,7 @@ class StepsAside(TorchDispatchMode):
 
     def _comes_round(self) -> bool:
         """Whether a read ends a turn: where nothing else does, one line's, for a turn may have several."""
-        place = self.stream.pace.after
+        place = self.stream.autotuner.after
         if place != self._mark:
             self._elsewhere += 1
             if self._elsewhere <= MARKED:
@@ -244,12 +244,12 @@ class StepsAside(TorchDispatchMode):
         self._turns.count, self._alone = 0, now
 
     def _return(self) -> None:
-        self._below, self.aside, self.between = None, False, False
+        self._below, self.bypassed, self.between = None, False, False
         self._overlook(0.0)
         self.unseen["read"] += follower.overlooked()
         self._turns.count += self.unseen[self._turns.kind]
         self.passes_on(False)
-        self.stream.pace.resume(self._turns.usual, self._turns.middle)
+        self.stream.autotuner.resume(self._turns.usual, self._turns.middle)
 
     def __enter__(self) -> Self:
         entered.enters(self)
@@ -264,35 +264,35 @@ class StepsAside(TorchDispatchMode):
         entered.has_left(self)
 
 
-def enter(door: StepsAside, place: Place, again: bool) -> None:
+def enter(door: Bypass, place: Place, again: bool) -> None:
     """Enter the context at `place`: where torch alone was faster for all of it, the front door is aside from the first
     op on. If the context comes `again` and again it goes on as the one before ended: aside, or resting. (Else a rest
     needs turns: there may be none before the end.)"""
     if door.stream.config.measures:
-        until = door.stream.pace.enter(place)
+        until = door.stream.autotuner.enter(place)
         until = max(until, door.carried if again else 0.0)
         if (time.perf_counter() < until or (again and rests(door))) and _is_alone(door):
             run.hand_over(Reason(door.reason()))
-            door.enter_aside(until)
+            door.enter_bypassed(until)
             return
     door.__enter__()
 
 
-def leave(door: StepsAside) -> None:
+def leave(door: Bypass) -> None:
     """The context is left, all of which torch has run: for a thread that rests this is a sync point, if none came."""
     if door.waits_for == "entry":
-        door.stream.spell.passed_sync()
+        door.stream.backoff.passed_sync()
 
 
-def turned(door: StepsAside, turn: Turn) -> None:
+def turned(door: Bypass, turn: Turn) -> None:
     """A turn has come: the front door may step aside, or come back. Not from inside an op."""
     if door.hidden or door.overlooks(turn):
         return
     if torch._C._current_graph_task_id() != -1:
         return  # a backward pass has a stack of modes of its own: what we did to it would not last
-    if door.aside:
+    if door.bypassed:
         WATCH.look()
-        door.stood_aside(turn)
+        door.turned_bypassed(turn)
         return
     if door not in quiet.stack():
         return  # inside of an op: it is we who read
@@ -301,22 +301,22 @@ def turned(door: StepsAside, turn: Turn) -> None:
     if turn != "backward":
         door.backwards = 0
     stream = door.stream
-    if not stream.config.measures or stream.pace.stepping:
+    if not stream.config.measures or stream.autotuner.stepping:
         return
     if turn in ("step", "sync"):
         door.passed_on(turn)
     if not _is_alone(door):
         return
-    until = stream.pace.rest(turn)
+    until = stream.autotuner.rest(turn)
     if turn == "step":
-        until = stream.pace.turned() or until
+        until = stream.autotuner.turned() or until
     if until or rests(door):
         _step(door, turn, until)
 
 
-def passed_backward(door: StepsAside) -> None:
+def passed_backward(door: Bypass) -> None:
     """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
-    if door.aside:
+    if door.bypassed:
         if door.waits_for in ("entry", "backward"):
             turned(door, "backward")
         return
@@ -325,40 +325,42 @@ def passed_backward(door: StepsAside) -> None:
         _step(door, "entry", 0.0)
 
 
-def between_ops(door: StepsAside) -> None:
+def between_ops(door: Bypass) -> None:
     """The program is between two of its own lines, with nothing pending: a thread that rests without a turn leaves what
     follows to torch alone, and one whose rest is over goes on recording."""
-    if door.aside:
+    if door.bypassed:
         door.come_back()
-    elif door in quiet.stack() and door.stream.config.measures and not door.stream.pace.stepping and _is_alone(door):
+    elif door not in quiet.stack() or not door.stream.config.measures or door.stream.autotuner.stepping:
+        return
+    elif _is_alone(door):
         _step(door, "entry", 0.0)
-        door.between = door.aside
+        door.between = door.bypassed
 
 
-def _step(door: StepsAside, turn: Turn, until: float) -> None:
+def _step(door: Bypass, turn: Turn, until: float) -> None:
     with LOCK:
         run.hand_over(Reason(door.reason()))
-        door.step_aside(turn, until)
+        door.begin_bypass(turn, until)
 
 
-def read(door: StepsAside) -> None:
+def read(door: Bypass) -> None:
     """The program has read a value, and has it: where no other turn comes, this is one."""
     door.reads += 1
-    if door.stream.pace.stepping:
+    if door.stream.autotuner.stepping:
         return  # an optimizer reads for itself
-    if not door.aside:
+    if not door.bypassed:
         door.passed_on("read")
-    if door.aside or (door.reads > READS and (rests(door) or door.stream.pace.chose_native)):
+    if door.bypassed or (door.reads > READS and (rests(door) or door.stream.autotuner.chose_native)):
         turned(door, "read")
 
 
-def rests(door: StepsAside) -> bool:
-    """Whether a door's thread runs natively for a spell that is worth stepping aside for."""
-    spell = door.stream.spell
-    return spell.until is not None or spell.left >= LEAST
+def rests(door: Bypass) -> bool:
+    """Whether a door's thread runs natively for a backoff that is worth stepping aside for."""
+    backoff = door.stream.backoff
+    return backoff.until is not None or backoff.left >= LEAST
 
 
-def _is_alone(door: StepsAside) -> bool:
+def _is_alone(door: Bypass) -> bool:
     """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
     aside does not see that he reads one."""
     mine = [each.stream for each in (door, *door.lent)]

@@ -1,12 +1,12 @@
-"""Witnessing: a stream that has not come before is run by ATen, op by op, and written down as it goes.
+"""Shadowing: a stream that has not come before is run by ATen, op by op, and written down as it goes.
 
 Nothing is compiled for such a stream yet, so ATen would run it in any case, at its end. Run at once its ops raise,
 allocate and free as in eager, and what a first step costs is what writing it down costs. What is written down is what
 recording would have written: the stream ends at the same places, and is followed when it comes again.
 
-The values of a witnessed stream are in native memory. Its buffers say which value of the stream a storage holds, and
+The values of a shadowed stream are in native memory. Its buffers say which value of the stream a storage holds, and
 nothing else: their storages are not trapped. When the stream has ended they are taken for values on the device, where
-they will be when it comes again, and brought there if a stream that is not witnessed reads them.
+they will be when it comes again, and brought there if a stream that is not shadowed reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..running import run
 from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described
 from ..tracing.opinfo import OpInfo
-from ..tracing.stream import NativeInput, Node, Result, Stream, Witnessed
+from ..tracing.stream import NativeInput, Node, Result, Shadowed, Stream
 from ..tracing.structure import Call
 from ..tracing.trace import MISS, Step
 from . import native
@@ -47,17 +47,17 @@ PART = 8  # and of what was alive then, this part
 
 
 def is_due(stream: Stream) -> bool:
-    """Whether a stream is about to begin that is to be witnessed, if it begins as it is expected to."""
+    """Whether a stream is about to begin that is to be shadowed, if it begins as it is expected to."""
     return stream.guess is not None and begins(stream, stream.guess)
 
 
 def begins(stream: Stream, step: Step) -> bool:
-    """Whether a stream is to be witnessed whose first op is at `step`."""
+    """Whether a stream is to be shadowed whose first op is at `step`."""
     return not step.warm and may_begin(stream, step.node.place)
 
 
 def may_begin(stream: Stream, place: Hashable) -> bool:
-    """Whether a stream that begins at `place` is to be witnessed if nothing is compiled for it.
+    """Whether a stream that begins at `place` is to be shadowed if nothing is compiled for it.
 
     What is really on the device would have to be waited for.
     """
@@ -71,7 +71,7 @@ def fetch(stream: Stream, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
         b = TABLE.get(storage_of(t)._cdata)
         if b is not None and b.stream is not stream and not b.is_at_home:
-            run.settle(b, Reason("region.new"))
+            run.materialize(b, Reason("region.new"))
 
 
 def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -91,8 +91,8 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
             return MISS
     fetch(stream, tensors)
     if not stream.nodes:
-        stream.witnessed = Witnessed()
-    return perform(stream, info, args, kwargs, tensors, targets) if stream.witnessed else MISS
+        stream.shadowed = Shadowed()
+    return perform(stream, info, args, kwargs, tensors, targets) if stream.shadowed else MISS
 
 
 @functools.cache
@@ -130,7 +130,7 @@ def perform(
     """
     for i in targets:
         native.protect(storage_of(tensors[i]), of=stream)
-    assert stream.witnessed is not None
+    assert stream.shadowed is not None
     began = time.perf_counter()
     try:
         out = run_natively(info.op, args, kwargs)
@@ -138,7 +138,7 @@ def perform(
         for i in targets:  # who knows what has been written
             stream.natives.pop(storage_of(tensors[i])._cdata, None)
         raise
-    stream.witnessed.seconds += time.perf_counter() - began
+    stream.shadowed.seconds += time.perf_counter() - began
     return out
 
 
@@ -159,7 +159,7 @@ def adopt(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[R
     fresh = [_own(stream, t, result) for t, result in zip(made, results[: len(call.outputs)], strict=True)]
     for i, result in zip(call.written, results[len(fresh) :], strict=True):
         _hold(stream, storage_of(tensors[i]), result, born_native=True)
-    seen = stream.witnessed
+    seen = stream.shadowed
     assert seen is not None
     seen.young += sum(storage_of(t).nbytes() for t in fresh)
     if seen.young > ROOM + seen.held // PART:

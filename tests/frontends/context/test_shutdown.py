@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fused_eager.frontends.context import leaving
+from fused_eager.frontends.context import shutdown
 
 PROGRAM = """
 import os, threading, time
@@ -49,7 +49,7 @@ def test_threads_that_compute_are_told_from_those_that_sleep() -> None:
     limit = time.monotonic() + 30
     while not seen and time.monotonic() < limit:
         time.sleep(0.001)
-        seen = leaving._others_run()
+        seen = shutdown._others_run()
     stop.set()
     for thread in threads:
         thread.join()
@@ -58,12 +58,12 @@ def test_threads_that_compute_are_told_from_those_that_sleep() -> None:
 
 def test_a_process_that_ran_nothing_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(leaving.time, "sleep", slept.append)
-    monkeypatch.setattr(leaving.BACKLOG, "serial", 0)
-    leaving._leave(leaving.os.getpid())
-    monkeypatch.setattr(leaving.BACKLOG, "serial", 1)
-    leaving._leave(leaving.os.getpid() + 1)
+    monkeypatch.setattr(shutdown.time, "sleep", slept.append)
+    monkeypatch.setattr(shutdown.DEFERRED, "serial", 0)
+    shutdown._leave(shutdown.os.getpid())
+    monkeypatch.setattr(shutdown.DEFERRED, "serial", 1)
+    shutdown._leave(shutdown.os.getpid() + 1)
     assert slept == []
-    monkeypatch.setattr(leaving, "_others_run", lambda: False)
-    leaving._leave(leaving.os.getpid())
-    assert len(slept) == leaving.QUIET
+    monkeypatch.setattr(shutdown, "_others_run", lambda: False)
+    shutdown._leave(shutdown.os.getpid())
+    assert len(slept) == shutdown.QUIET

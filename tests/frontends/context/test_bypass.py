@@ -18,9 +18,9 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, report, sync
-from fused_eager.choosing import pace, stretch
-from fused_eager.choosing.stretch import SAMPLES, Stretch
-from fused_eager.frontends.context.aside import LOOKED_AT, READS, Turns
+from fused_eager.choosing import autotuner, segment
+from fused_eager.choosing.segment import SAMPLES, Segment
+from fused_eager.frontends.context.bypass import LOOKED_AT, READS, Turns
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.quiet import stack
@@ -30,9 +30,9 @@ from tests.streams import CLOCKS, forget_shapes
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace.forget()
+    autotuner.forget()
     forget_shapes()
-    monkeypatch.setattr(stretch, "FACTOR", math.inf)  # on a busy machine any stretch may take twice as long
+    monkeypatch.setattr(segment, "FACTOR", math.inf)  # on a busy machine any segment may take twice as long
 
 
 class Ticking:
@@ -71,11 +71,11 @@ def _native_wins(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
     for module in CLOCKS:
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)
 
-    def choose(self: Stretch) -> bool:
+    def choose(self: Segment) -> bool:
         self.chosen, self.until = True, clock.perf_counter() + ticks * clock.TICK
         return True
 
-    monkeypatch.setattr(Stretch, "_choose", choose)
+    monkeypatch.setattr(Segment, "_choose", choose)
 
 
 def trainer(read: bool) -> Callable[[], torch.Tensor]:
@@ -101,18 +101,18 @@ def trainer(read: bool) -> Callable[[], torch.Tensor]:
 def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins: None, read: bool) -> None:
     plain = trainer(read)
     wanted = [plain().item() for _ in range(60)]
-    step, aside = trainer(read), []
+    step, bypassed = trainer(read), []
     with fused_eager(native="measured"):
         door = current_door()
         assert door is not None
         losses = []
         for _ in range(60):
             losses.append(step())
-            aside.append(door.aside)
-            assert (door in stack()) is not door.aside
+            bypassed.append(door.bypassed)
+            assert (door in stack()) is not door.bypassed
     assert not stack()
     assert [x.item() for x in losses] == pytest.approx(wanted, rel=1e-4)
-    ways = [(way, len(list(group))) for way, group in itertools.groupby(aside)]
+    ways = [(way, len(list(group))) for way, group in itertools.groupby(bypassed)]
     assert len(ways) >= 4  # away and back, at least twice
     assert all(count <= 13 for way, count in ways if way)
 
@@ -120,15 +120,15 @@ def test_where_native_wins_the_front_door_steps_aside_and_comes_back(native_wins
 def test_a_function_that_is_a_context_of_its_own_runs_alone_where_that_is_faster(
     native_wins_for_some_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entering is a part of each stretch; where all of a context was native, the next one begins aside."""
-    monkeypatch.setattr(pace, "SOME", 2)
+    """Entering is a part of each segment; where all of a context was native, the next one begins aside."""
+    monkeypatch.setattr(autotuner, "SOME", 2)
     plain, ways = trainer(True), []
     wanted = [plain().item() for _ in range(40)]
     train = trainer(True)
 
     @fused_eager(native="measured")
     def step() -> tuple[float, bool]:
-        began = current_door().aside  # type: ignore[union-attr]
+        began = current_door().bypassed  # type: ignore[union-attr]
         return train().item(), began
 
     for value in wanted:
@@ -155,7 +155,7 @@ def stand_aside(step: Callable[[], Any]) -> Any:
     assert door is not None
     for _ in range(60):
         step()
-        if door.aside:
+        if door.bypassed:
             return door
     raise AssertionError("it never stepped aside")
 
@@ -206,12 +206,12 @@ def is_seen(options: dict[str, Any]) -> bool:
 def test_a_context_below_a_mode_in_one_that_was_entered_aside(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(pace.Pace, "enter", lambda self, place: math.inf)
+    monkeypatch.setattr(autotuner.Autotuner, "enter", lambda self, place: math.inf)
     # Torch keeps one flag for all threads, and two that enter and leave at a time leave it wrong.
     before = _python_dispatch.is_in_torch_dispatch_mode()
     for _ in range(3):
         with fused_eager(native="measured"):
-            assert current_door().aside and not stack()  # type: ignore[union-attr]
+            assert current_door().bypassed and not stack()  # type: ignore[union-attr]
             with Counting() as counting:
                 assert is_seen(options)
                 assert stack()[-1] is counting
@@ -318,14 +318,14 @@ def test_what_a_job_of_someone_aside_takes_is_no_measurement(native_wins_for_lon
         for _ in range(4):
             y = y * 2
             y.sum().item()
-            seen.append((mine.stream.pace.native, mine.stream.pace.running, len(mine.stream.nodes)))
+            seen.append((mine.stream.autotuner.native, mine.stream.autotuner.running, len(mine.stream.nodes)))
         return y
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool, fused_eager(native="measured"):
         stand_aside(step)
-        before = dict(pace.STRETCHES)
+        before = dict(autotuner.SEGMENTS)
         y = pool.submit(job).result()
-        assert dict(pace.STRETCHES) == before
+        assert dict(autotuner.SEGMENTS) == before
         assert y.tolist() == [16.0] * 3
     assert seen == [(True, None, 0)] * 4
 
@@ -336,7 +336,7 @@ def test_what_is_handed_out_while_aside_sees_what_is_written_later(native_wins_f
         stand_aside(step)
         door = current_door()
         seen = x.numpy()
-        assert door is not None and door.aside and not door.hidden
+        assert door is not None and door.bypassed and not door.hidden
         door.come_back()
         x.add_(1)
         assert seen.tolist() == [1.0] * 3
@@ -371,7 +371,7 @@ def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: 
     with fused_eager(native="measured"):
         for _ in range(40):
             step()
-            assert not current_door().aside  # type: ignore[union-attr]
+            assert not current_door().bypassed  # type: ignore[union-attr]
     go.set()
     thread.join()
     # Every step is told of: as one whose ops were passed on to torch, or as a flush.
@@ -390,7 +390,7 @@ def told(before: int) -> tuple[list[Event], list[Event]]:
 
 @pytest.mark.parametrize("kind", ["read", "sync"])
 def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("fused_eager.frontends.context.aside._is_alone", lambda door: False)
+    monkeypatch.setattr("fused_eager.frontends.context.bypass._is_alone", lambda door: False)
     x, before = torch.ones(4), len(LOG.events)
     with fused_eager(native="measured"):
         for _ in range(30):
@@ -406,9 +406,9 @@ def test_rounds_that_are_passed_on_are_told(native_wins: None, monkeypatch: pyte
 
 def test_of_a_round_that_is_passed_on_in_part_the_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is not counted as one of torch's alone."""
-    monkeypatch.setattr("fused_eager.frontends.context.aside._is_alone", lambda door: False)
+    monkeypatch.setattr("fused_eager.frontends.context.bypass._is_alone", lambda door: False)
     ways = itertools.cycle([True, False])
-    monkeypatch.setattr(Stretch, "wants_native", lambda self: next(ways))
+    monkeypatch.setattr(Segment, "wants_native", lambda self: next(ways))
     x, before = torch.ones(4), len(LOG.events)
     with fused_eager(native="measured"):
         for _ in range(10):
@@ -427,8 +427,8 @@ def turns(step: Callable[[], Any], count: int) -> list[bool]:
     assert door is not None
     for _ in range(count):
         step()
-        out.append(door.aside)
-        assert (door in stack()) is not door.aside
+        out.append(door.bypassed)
+        assert (door in stack()) is not door.bypassed
     return out
 
 
@@ -441,8 +441,8 @@ def test_a_call_of_sync_is_a_turn(native_wins: None) -> None:
         assert y.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
 
     with fused_eager(native="measured"):
-        aside = turns(step, 60)
-    assert any(aside) and not all(aside[-10:])
+        bypassed = turns(step, 60)
+    assert any(bypassed) and not all(bypassed[-10:])
 
 
 @pytest.fixture
@@ -460,9 +460,9 @@ def growing() -> Iterator[Callable[[], float]]:
 
 def test_where_nothing_else_comes_round_reads_do(growing: Callable[[], float]) -> None:
     with fused_eager(native="measured"):
-        aside = turns(growing, 160)
-        assert sum(aside) > 100, "shapes that never come again are torch's alone"
-        assert not all(aside[READS:]), "it comes back to see whether they have settled"
+        bypassed = turns(growing, 160)
+        assert sum(bypassed) > 100, "shapes that never come again are torch's alone"
+        assert not all(bypassed[READS:]), "it comes back to see whether they have settled"
     assert not stack()
 
 
@@ -477,17 +477,17 @@ def test_any_read_is_a_turn(native_wins: None, read: Callable[[torch.Tensor], An
     wanted = read((x * 2 + 1).sum() - 1)
     found = []
     with fused_eager(native="measured"):
-        aside = turns(lambda: found.append(read((x * 2 + 1).sum() - 1)), 120)
+        bypassed = turns(lambda: found.append(read((x * 2 + 1).sum() - 1)), 120)
     assert all(value == wanted for value in found)
-    assert any(aside) and not all(aside[-60:])
+    assert any(bypassed) and not all(bypassed[-60:])
 
 
 def test_turns_that_were_not_looked_at_are_counted_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretch, "FACTOR", 2.0)
+    monkeypatch.setattr(segment, "FACTOR", 2.0)
     turns = Turns("read", 1.0)
     fast = [turns.ended(1.0 + 1e-3 * k, 100) for k in range(1, 21)]
     assert all(fast) and turns.count == 2000 and turns.usual == pytest.approx(1e-5)
-    slow = [turns.ended(2.0 + 2e-3 * k) for k in range(8 * stretch.SURPRISES)]
+    slow = [turns.ended(2.0 + 2e-3 * k) for k in range(8 * segment.SURPRISES)]
     assert not all(slow), "each takes 2 ms now"
 
 
@@ -507,34 +507,34 @@ def test_of_turns_that_come_fast_few_are_looked_at(
     with fused_eager(native="measured"):
         door = current_door()
         assert door is not None
-        while not door.aside:
+        while not door.bypassed:
             turn()
         assert door.waits_for == kind
-        look = door.stood_aside
+        look = door.turned_bypassed
 
-        def stood_aside(turn: Any) -> None:
+        def turned_bypassed(turn: Any) -> None:
             seen.append(1 + door.unseen[turn])
             look(turn)
 
-        door.step_aside(door.waits_for, 1.0)
-        monkeypatch.setattr("fused_eager.frontends.context.aside.GLANCE", 1.0)
-        monkeypatch.setattr("fused_eager.frontends.context.aside.time", clock)
+        door.begin_bypass(door.waits_for, 1.0)
+        monkeypatch.setattr("fused_eager.frontends.context.bypass.GLANCE", 1.0)
+        monkeypatch.setattr("fused_eager.frontends.context.bypass.time", clock)
         monkeypatch.setattr("fused_eager.frontends.context.readers.perf_counter", clock.perf_counter)
-        monkeypatch.setattr(door, "stood_aside", stood_aside)
+        monkeypatch.setattr(door, "turned_bypassed", turned_bypassed)
         monkeypatch.setattr(door, "_until", 1e9)
         for late in [0.125] * (LOOKED_AT + 24) + [2.0]:
             clock.now += late
             turn()
-        assert door.aside
+        assert door.bypassed
     assert seen == [1] * LOOKED_AT + [8, 8, 8, 1]
 
 
 def test_reads_are_no_turn_where_nothing_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: Stretch) -> bool:
+    def choose(self: Segment) -> bool:
         self.chosen, self.until = False, math.inf
         return False
 
-    monkeypatch.setattr(Stretch, "_choose", choose)
+    monkeypatch.setattr(Segment, "_choose", choose)
     x = torch.ones(2, 4)
     with fused_eager(native="measured"):
         assert not any(turns((x * 2).sum().item, 8 * READS))
@@ -552,11 +552,11 @@ def test_nothing_changes_inside_of_a_backward_pass(native_wins_for_long: None) -
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             door = current_door()
-            before = door.aside  # type: ignore[union-attr]
+            before = door.bypassed  # type: ignore[union-attr]
             for _ in range(8 * READS):
                 assert float((gradient * 2).sum()) == 12.0
             seen.append(before)
-            assert door.aside is before  # type: ignore[union-attr]
+            assert door.bypassed is before  # type: ignore[union-attr]
             return gradient * 2
 
     x = torch.ones(6, requires_grad=True)
@@ -567,12 +567,12 @@ def test_nothing_changes_inside_of_a_backward_pass(native_wins_for_long: None) -
         assert x.grad.tolist() == [2.0] * 6  # type: ignore[union-attr]
 
     with fused_eager(native="measured"):
-        aside = turns(step, 60)
-    assert any(aside) and {True, False} == set(seen)
+        bypassed = turns(step, 60)
+    assert any(bypassed) and {True, False} == set(seen)
 
 
 def test_a_loop_of_which_a_part_is_faster_fused_stays_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two stretches in a turn one was found faster natively, the other fused."""
+    """Of two segments in a turn one was found faster natively, the other fused."""
     x = torch.arange(6.0)
 
     def step() -> None:
@@ -580,30 +580,30 @@ def test_a_loop_of_which_a_part_is_faster_fused_stays_recorded(monkeypatch: pyte
         (x + 2).sum()
         sync()
 
-    monkeypatch.setattr(Stretch, "_choose", _choose_by_op)
+    monkeypatch.setattr(Segment, "_choose", _choose_by_op)
     with fused_eager(native="measured"):
-        aside = turns(step, 60)
-    chosen = {s.chosen for s in pace.STRETCHES.values()}
+        bypassed = turns(step, 60)
+    chosen = {s.chosen for s in autotuner.SEGMENTS.values()}
     assert {True, False} <= chosen
-    assert not any(aside)
+    assert not any(bypassed)
 
 
-def _choose_by_op(stretch: Stretch) -> bool:
-    first = next(key for key, value in pace.STRETCHES.items() if value is stretch)[2]
-    stretch.chosen, stretch.until = first[0] == id(torch.ops.aten.mul.Tensor), math.inf
-    return bool(stretch.chosen)
+def _choose_by_op(segment: Segment) -> bool:
+    first = next(key for key, value in autotuner.SEGMENTS.items() if value is segment)[2]
+    segment.chosen, segment.until = first[0] == id(torch.ops.aten.mul.Tensor), math.inf
+    return bool(segment.chosen)
 
 
 def test_the_report_counts_what_happens_without_it(native_wins: None) -> None:
     step = trainer(True)
     with fused_eager(native="measured"):
         report(reset=True)
-        aside = sum(turns(step, 60))
+        bypassed = sum(turns(step, 60))
     facts = report().facts
     # The step at whose end it leaves has run with it.
-    assert facts.turns >= aside - 1 > 0 and facts.turns < facts.steps <= 60
-    assert 0 < facts.aside < facts.seconds
-    assert facts.host + facts.launch + facts.wait + facts.aside <= facts.seconds * 1.01
+    assert facts.turns >= bypassed - 1 > 0 and facts.turns < facts.steps <= 60
+    assert 0 < facts.bypassed < facts.seconds
+    assert facts.host + facts.launch + facts.wait + facts.bypassed <= facts.seconds * 1.01
     # The text names every share above half a percent; how large this one is depends on the machine.
-    facts.aside = facts.seconds / 2
+    facts.bypassed = facts.seconds / 2
     assert "torch alone" in facts_lines(facts)[0]

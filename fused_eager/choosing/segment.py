@@ -1,7 +1,7 @@
-"""A stretch: the ops between two reads of the program, what they took each way, and which way is kept.
+"""A segment: the ops between two reads of the program, what they took each way, and which way is kept.
 
 A few of them are timed fused, a few natively, and the faster way is kept; now and then the other one gets another
-chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a stretch
+chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a segment
 suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
 What was chosen is owed to the compile cache, and what another process chose may be offered by it (`running.choices`):
@@ -19,24 +19,24 @@ from dataclasses import dataclass, field, replace
 from ..log.events import LOG
 from ..log.site import describe
 
-SAMPLES = 4  # stretches of each way that are timed; the first of them pays for the change and does not count
+SAMPLES = 4  # segments of each way that are timed; the first of them pays for the change and does not count
 MOST = 4 * SAMPLES  # and no more, where they end here and there
 # Fused has to take less than this part of the native time: what the program holds goes to other memory after a context
 # is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
 WORTH = 0.95
 CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
 FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
-# The other way is tried again after the time of so many stretches: after a close call, after any other; then doubled
+# The other way is tried again after the time of so many segments: after a close call, after any other; then doubled
 # each time. And not before what it cost to try it is so small a part of the time since.
 SOON, AGAIN, LONGEST = 16, 256, 16_384
 LOSS = 0.01
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 BLINK = 1e-3  # seconds: what is shorter may take twice as long at any time
-ASKS = 4  # times that a stretch's choice is asked for
+ASKS = 4  # times that a segment's choice is asked for
 
 Place = Hashable
 Pieces = tuple[tuple[str, str], ...]  # the regions of a flush: who runs it (xla or aten), the digest of its key
-Ran = tuple[Pieces | None, ...]  # the flushes of a stretch; None where a region has no key
+Ran = tuple[Pieces | None, ...]  # the flushes of a segment; None where a region has no key
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Steady:
 
 
 class Times:
-    """What stretches took that began alike and ran the same way, by where they ended: a loop that reads its loss every
-    tenth step has stretches of a step, and short ones from the last step to the read.
+    """What segments took that began alike and ran the same way, by where they ended: a loop that reads its loss every
+    tenth step has segments of a step, and short ones from the last step to the read.
 
     The first one pays for the change of ways and does not count.
     """
@@ -136,7 +136,7 @@ def pause(before: float, best: float, close: bool, lost: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The faster way, and what the fastest stretch took each way, in seconds."""
+    """The faster way, and what the fastest segment took each way, in seconds."""
 
     native: bool
     fused_s: float
@@ -144,7 +144,7 @@ class Choice:
 
     @property
     def best(self) -> float:
-        """What a stretch takes the way that was chosen."""
+        """What a segment takes the way that was chosen."""
         return self.native_s if self.native else self.fused_s
 
     @property
@@ -170,8 +170,8 @@ class Choice:
 
 
 @dataclass
-class Stretch:
-    """What is known about the stretches that begin in one way.
+class Segment:
+    """What is known about the segments that begin in one way.
 
     `owed` is what the compile cache is to be told of (what ran, where it ended, the choice), or to be asked for (no
     choice); `offered` is its answer, which comes from another thread.
@@ -234,7 +234,7 @@ class Stretch:
         times.clear()
         self.tried, self.trying, self.alone_s = False, False, 0.0
 
-    def twin(self) -> Stretch:
+    def twin(self) -> Segment:
         """One that begins with the same op after something else: the same, as long as it takes the same time."""
         return replace(
             self,
@@ -258,7 +258,7 @@ class Stretch:
         return self.chosen is not None and time.perf_counter() < self.until
 
     def wants_native(self) -> bool:
-        """Which way the next stretch of this kind should run."""
+        """Which way the next segment of this kind should run."""
         if self.offered is not None:
             (end, choice), self.offered = self.offered, None
             if self.chosen is None:  # else what was measured here came first

@@ -3,9 +3,9 @@
 ATen's convolutions, sorts and scatters are written by hand, and on some processors and for some shapes far ahead of
 what XLA makes of them; elsewhere it is the other way round. The best of both is faster than either: where ATen is
 ahead by more than an island costs, the call becomes one, between two regions. Which calls may be contested is a rule
-(`CONTESTED`, and enough memory to be worth a look); who wins is measured while the stream that they belong to is being
+(`AUTOTUNED`, and enough memory to be worth a look); who wins is measured while the stream that they belong to is being
 compiled, on memory of their own, and kept like every measured choice. Whether the plan as a whole beats torch alone is
-for `choosing.pace` to find out.
+for `choosing.autotuner` to find out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from fused_eager.cache import Key, Unencodable
 from fused_eager.fusion_rules import cores, precision
 from fused_eager.fusion_rules.deferred import xla_client
-from fused_eager.fusion_rules.rule import CONTESTED, rule_for
+from fused_eager.fusion_rules.rule import AUTOTUNED, rule_for
 
 from ..bounded import Bounded
-from ..choosing.stretch import Choice
+from ..choosing.segment import Choice
 from ..compiling import background, compile
 from ..compiling.caching import Keeper
 from ..compiling.compile import Settings
@@ -68,7 +68,7 @@ def islands(
     read = {v for node in nodes for v in operands(node)} | live
     for i, node in enumerate(nodes):
         results = tuple(r.vid for r in node.results if r.vid in read)
-        if results and _is_contested(node, homes):
+        if results and _is_autotuned(node, homes):
             inputs = tuple(dict.fromkeys(operands(node)))
             region = Region((i,), inputs, results, (), "xla", _ALONE)
             choice = _winner(Computation(nodes, region, homes), settings)
@@ -80,10 +80,10 @@ def islands(
 _ALONE = Reason("mode.single")
 
 
-def _is_contested(node: Node, homes: Mapping[int, Home]) -> bool:
+def _is_autotuned(node: Node, homes: Mapping[int, Home]) -> bool:
     rule = rule_for(node.twin)
     # What is written in place stays with XLA: an island writes to a copy of all that it is part of.
-    if rule is None or rule.cls not in CONTESTED or any(r.base is not None for r in node.results) or node.targets:
+    if rule is None or rule.cls not in AUTOTUNED or any(r.base is not None for r in node.results) or node.targets:
         return False
     if node.default is not torch.get_default_dtype():
         return False  # which is the whole process's
@@ -153,7 +153,7 @@ def _through_xla(
     """What runs the call as a region of `client`, and waits for it."""
     device = client.devices()[0]
     floats, ints = hoisted(call.nodes, call.region)
-    portable = compile.build(call, settings.bounds, settings.apart).portable
+    portable = compile.build(call, settings.bounds, settings.in_subprocess).portable
     if isinstance(portable, NotPortable):
         raise portable
     loaded = portable.load(device)

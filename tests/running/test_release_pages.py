@@ -16,17 +16,17 @@ from fused_eager.frontends.context.threads import THREAD
 from fused_eager.log.events import LOG
 from fused_eager.log.reasons import Reason
 from fused_eager.memory.buffers import TABLE, storage_of
-from fused_eager.running import run, vacate
+from fused_eager.running import release_pages, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
-N = 2 * vacate.LEAST // 4
+N = 2 * release_pages.LEAST // 4
 
 
 @pytest.fixture(autouse=True)
 def at_every_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacate, "EVERY", 0.0)
-    monkeypatch.setattr(vacate, "WATCH", vacate.Watch())
-    monkeypatch.setattr(vacate, "DRIVERS", ())  # JAX loads one where there is a GPU
+    monkeypatch.setattr(release_pages, "EVERY", 0.0)
+    monkeypatch.setattr(release_pages, "WATCH", release_pages.Watch())
+    monkeypatch.setattr(release_pages, "DRIVERS", ())  # JAX loads one where there is a GPU
 
 
 def in_memory(address: int) -> float:
@@ -66,7 +66,7 @@ def test_what_an_op_made_goes_too() -> None:
     with fused_eager():
         x = torch.ones(N) * 5
         fe.sync()
-        address = vacate.trap.address_of(storage_of(x))
+        address = release_pages.trap.address_of(storage_of(x))
         add(x)
         assert in_memory(address) == 0
     assert x.eq(9).all()
@@ -142,7 +142,7 @@ def test_small_ones_are_not_worth_it() -> None:
 
 
 def test_with_a_driver_in_the_process_that_may_have_pinned_memory_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacate, "DRIVERS", ("libcuda.so", "libtorch_python.so"))  # the latter stands for it
+    monkeypatch.setattr(release_pages, "DRIVERS", ("libcuda.so", "libtorch_python.so"))  # the latter stands for it
     p = parameter()
     address = p.data_ptr()
     with fused_eager():
@@ -151,7 +151,7 @@ def test_with_a_driver_in_the_process_that_may_have_pinned_memory_it_stays(monke
 
 
 def test_a_loop_that_is_seldom_looked_at_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacate, "EVERY", 1e9)
+    monkeypatch.setattr(release_pages, "EVERY", 1e9)
     p = parameter()
     address = p.data_ptr()
     with fused_eager():

@@ -14,7 +14,7 @@ import threading
 import time
 
 from ...log.events import LOG
-from ...running.backlog import BACKLOG, wait
+from ...running.deferred_checks import DEFERRED, wait
 
 PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in which nobody computes; seconds in all
 
@@ -27,7 +27,7 @@ def arrange() -> None:
 
 def _leave(process: int) -> None:
     """Wait for what runs, and leave Python's lock to whoever wants it after that."""
-    if not BACKLOG.serial or os.getpid() != process:  # a forked child has no threads of XLA's
+    if not DEFERRED.serial or os.getpid() != process:  # a forked child has no threads of XLA's
         return
     try:
         wait()

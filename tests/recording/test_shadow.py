@@ -1,4 +1,4 @@
-"""Witnessing: a stream that has not come before is run at once, as in eager, and is followed when it comes again."""
+"""Shadowing: a stream that has not come before is run at once, as in eager, and is followed when it comes again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_first_stream_has_its_values_at_once() -> None:
     x = torch.arange(64.0)
     with auto():
         y = x * 2 + 1
-        assert open_stream().witnessed and len(open_stream().nodes) == 2
+        assert open_stream().shadowed and len(open_stream().nodes) == 2
         assert not is_armed(storage_of(y))
         with torch._C._DisableTorchDispatch():
             assert torch.equal(y, torch.arange(64.0) * 2 + 1)
@@ -48,7 +48,7 @@ def test_a_first_stream_has_its_values_at_once() -> None:
 
 
 def test_nothing_is_run_a_second_time_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(island, "run_node", lambda *a: pytest.fail("a witnessed op was run again"))
+    monkeypatch.setattr(island, "run_node", lambda *a: pytest.fail("a shadowed op was run again"))
     with events("flush", "plan") as seen, auto():
         float((torch.arange(30.0) + 1).sum())
     assert [e.data["reason"] for e in seen if e.kind == "flush"] == ["sync.value"]
@@ -72,7 +72,7 @@ def training_step() -> Callable[[], float]:
     return step
 
 
-def test_a_training_step_is_the_same_witnessed_recorded_and_compiled() -> None:
+def test_a_training_step_is_the_same_shadowed_recorded_and_compiled() -> None:
     step = training_step()
     wanted = [step() for _ in range(12)]
     step = training_step()
@@ -120,7 +120,7 @@ def test_what_comes_again_is_compiled_as_if_it_had_been_recorded() -> None:
     assert counts[0] == 0 and counts[1] > 0 and counts[1:] == [counts[1]] * 3
 
 
-def test_a_stream_is_witnessed_until_something_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_shadowed_until_something_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "is_quick", lambda ops, seconds: False)
     compiling = threading.Event()
     make = load._compiled
@@ -134,7 +134,7 @@ def test_a_stream_is_witnessed_until_something_is_compiled_for_it(monkeypatch: p
 
     def step() -> float:
         y = x.sin() + 2
-        ways.append(bool(open_stream().witnessed))
+        ways.append(bool(open_stream().shadowed))
         return float(y.square().sum())
 
     wanted = step_in_eager = float((x.sin() + 2).square().sum())
@@ -156,12 +156,12 @@ def test_what_is_compiled_quickly_is_waited_for_when_it_comes_again(monkeypatch:
     with events("compile") as seen, auto():
         for _ in range(3):
             y = x.cos() + 3
-            ways.append((bool(open_stream().witnessed), len(seen)))
+            ways.append((bool(open_stream().shadowed), len(seen)))
             float(y.sum())
     assert ways == [(True, 0), (False, 0), (False, 1)]
 
 
-def test_a_witnessed_stream_is_compared_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadowed_stream_is_compared_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "came_again", lambda shapes, waiting: False)  # nothing is ever compiled
     x, w = torch.randn(40, 8), torch.randn(8)
 
@@ -182,7 +182,7 @@ def test_a_witnessed_stream_is_compared_with_the_one_before(monkeypatch: pytest.
     assert counts["followed"] > 10
 
 
-def test_a_witnessed_stream_leaves_its_trace_anywhere() -> None:
+def test_a_shadowed_stream_leaves_its_trace_anywhere() -> None:
     x = torch.randn(30)
 
     def step(turn: int) -> float:
@@ -224,7 +224,7 @@ def test_what_dies_is_freed_before_the_stream_ends() -> None:
     assert float(x[0]) == 64
 
 
-def test_numpy_sees_a_witnessed_value_and_may_write_it() -> None:
+def test_numpy_sees_a_shadowed_value_and_may_write_it() -> None:
     x = torch.arange(6.0)
     with auto():
         y = x + 1
@@ -237,11 +237,11 @@ def test_numpy_sees_a_witnessed_value_and_may_write_it() -> None:
         assert a.tolist() == [41, 8, 4, 5, 6, 7]
 
 
-def test_another_thread_reads_and_writes_what_is_witnessed() -> None:
+def test_another_thread_reads_and_writes_what_is_shadowed() -> None:
     x = torch.zeros(2000)
     with auto():
         y = x + 1
-        assert open_stream().witnessed
+        assert open_stream().shadowed
 
         def other() -> None:
             y.mul_(3)
@@ -276,7 +276,7 @@ def test_what_an_earlier_stream_left_on_the_device_is_fetched() -> None:
 
 
 def test_what_is_at_home_is_brought_to_the_device_for_a_stream_that_is_known() -> None:
-    """Also after its first op, once recorded as one that may be witnessed, was interrupted."""
+    """Also after its first op, once recorded as one that may be shadowed, was interrupted."""
     x = torch.randn(64)
 
     def known(y: torch.Tensor) -> torch.Tensor:
@@ -287,7 +287,7 @@ def test_what_is_at_home_is_brought_to_the_device_for_a_stream_that_is_known() -
             known(x + 1)
             sync(compiled=True)
         with torch.no_grad():
-            y = x * 0.25 + 4  # witnessed, and at home when its sum has been read
+            y = x * 0.25 + 4  # shadowed, and at home when its sum has been read
         float(y.sum())
         assert buffer_of(y) is not None and buffer_of(y).is_at_home
         with pytest.raises(RuntimeError, match="must match"):
@@ -326,29 +326,29 @@ def test_draws_are_those_of_eager() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_an_interrupt_in_a_witnessed_op_leaves_everything_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fused_eager.recording import witness
+def test_an_interrupt_in_a_shadowed_op_leaves_everything_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fused_eager.recording import shadow
 
     x = torch.arange(10.0)
     with auto():
         y = x + 1
-        plain = witness.run_natively
+        plain = shadow.run_natively
 
         def interrupted(*args: Any) -> Any:
             plain(*args)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(witness, "run_natively", interrupted)
+        monkeypatch.setattr(shadow, "run_natively", interrupted)
         with pytest.raises(KeyboardInterrupt):
             y.mul_(2)
-        monkeypatch.setattr(witness, "run_natively", plain)
+        monkeypatch.setattr(shadow, "run_natively", plain)
         z = y + 1
     assert z.tolist() == (y + 1).tolist()
     assert y.tolist() == [2.0 * (i + 1) for i in range(10)]
 
 
 @pytest.mark.parametrize("options", [{"compile": "wait"}, {"mode": "strict"}, {"mode": "debug"}, {"islands": "warn"}])
-def test_where_the_compiler_is_waited_for_nothing_is_witnessed(options: dict[str, Any]) -> None:
+def test_where_the_compiler_is_waited_for_nothing_is_shadowed(options: dict[str, Any]) -> None:
     with fused_eager(**{"compile": "auto", "native": "measured", **options}):
         torch.ones(5) * 2
-        assert not open_stream().witnessed
+        assert not open_stream().shadowed

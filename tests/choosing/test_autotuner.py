@@ -1,4 +1,4 @@
-"""The choice between fused and native stretches: made from times alone, and never one that changes a number."""
+"""The choice between fused and native segments: made from times alone, and never one that changes a number."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import pace
+from fused_eager.choosing import autotuner
+from fused_eager.choosing.autotuner import ENTRIES, SOME, Autotuner
 from fused_eager.choosing.hotness import VARIANTS
-from fused_eager.choosing.pace import ENTRIES, SOME, Pace
-from fused_eager.choosing.stretch import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Stretch
+from fused_eager.choosing.segment import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Segment
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
@@ -21,7 +21,7 @@ READ, OTHER = (HERE, 1), (THERE, 2)
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    pace.forget()
+    autotuner.forget()
 
 
 class Clock:
@@ -29,17 +29,17 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        monkeypatch.setattr(pace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(autotuner.time, "perf_counter", lambda: self.now)
 
 
 def ways(
-    clock: Clock, fused: float, native: float, stretches: int, own: Pace | None = None, first: object = "op",
+    clock: Clock, fused: float, native: float, segments: int, own: Autotuner | None = None, first: object = "op",
     idle: bool = False,
 ) -> list[bool]:
-    """Which stretches of a loop with one read ran natively, where they take so long."""
-    own, ran = own or Pace(), []
+    """Which segments of a loop with one read ran natively, where they take so long."""
+    own, ran = own or Autotuner(), []
     own.passed(READ, True)
-    for _ in range(stretches):
+    for _ in range(segments):
         own.begin(READ, first)
         ran.append(own.native)
         clock.now += native if own.native else fused
@@ -53,52 +53,52 @@ MEASURED = [False] * SAMPLES + [True] * 2 * SAMPLES
 
 def test_the_faster_way_is_kept_after_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    ran = ways(clock, fused=2.0, native=1.0, stretches=AGAIN)
+    ran = ways(clock, fused=2.0, native=1.0, segments=AGAIN)
     assert ran == [False] * SAMPLES + [True] * (AGAIN - SAMPLES)
 
 
 @pytest.mark.parametrize(("fused", "native"), [(0.96, True), (0.94, False)])
 def test_fused_has_to_be_clearly_faster(fused: float, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = ways(Clock(monkeypatch), fused=fused, native=1.0, stretches=SOON)
+    ran = ways(Clock(monkeypatch), fused=fused, native=1.0, segments=SOON)
     assert ran == MEASURED + [native] * (SOON - len(MEASURED))
 
 
 def test_what_is_many_times_slower_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once natively to change ways and twice to measure it; and torch alone cannot be so much faster."""
-    ran = ways(Clock(monkeypatch), fused=0.1, native=1.0, stretches=SOON)
+    ran = ways(Clock(monkeypatch), fused=0.1, native=1.0, segments=SOON)
     assert ran == [False] * SAMPLES + [True] * 3 + [False] * (SOON - SAMPLES - 3)
 
 
 def test_chance_decides_nothing_where_both_ways_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading finished values, say: nothing was recorded, and fused is our mode in torch's way."""
     many = len(MEASURED) + 2  # after which fused would be chosen; the other way is tried again a little later
-    ran = ways(Clock(monkeypatch), fused=1.0, native=1.5, stretches=many, idle=True)
+    ran = ways(Clock(monkeypatch), fused=1.0, native=1.5, segments=many, idle=True)
     assert ran == [False] * SAMPLES + [True] * (many - SAMPLES)
 
 
 def test_one_slow_moment_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = Clock(monkeypatch), Pace()
-    ways(clock, fused=1.0, native=0.5, stretches=SAMPLES + 1, own=own)
-    ways(clock, fused=1.0, native=10.0, stretches=1, own=own)
-    assert ways(clock, fused=1.0, native=0.5, stretches=SAMPLES, own=own) == [True] * SAMPLES
+    clock, own = Clock(monkeypatch), Autotuner()
+    ways(clock, fused=1.0, native=0.5, segments=SAMPLES + 1, own=own)
+    ways(clock, fused=1.0, native=10.0, segments=1, own=own)
+    assert ways(clock, fused=1.0, native=0.5, segments=SAMPLES, own=own) == [True] * SAMPLES
 
 
-def test_the_first_stretch_of_a_context_goes_the_way_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_segment_of_a_context_goes_the_way_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no read before it, and is not timed: entering the context is a part of it."""
     clock = Clock(monkeypatch)
-    ways(clock, fused=2.0, native=1.0, stretches=2 * SAMPLES)
+    ways(clock, fused=2.0, native=1.0, segments=2 * SAMPLES)
     for first, native in (("op", True), ("other", False)):
-        entering = Pace()
+        entering = Autotuner()
         entering.begin(READ, first)
         assert entering.native is native
         clock.now += 100.0
         entering.passed(READ, True)
-    assert all(ways(clock, fused=2.0, native=1.0, stretches=3))
+    assert all(ways(clock, fused=2.0, native=1.0, segments=3))
 
 
 def one_step(clock: Clock, place: object, fused: float, native: float, exit: float = 0.0) -> bool:
     """A context that is one step, which reads a value, and that takes `exit` more to leave where it ran fused."""
-    own = Pace()
+    own = Autotuner()
     until = own.enter(place)
     if clock.now < until:
         clock.now += native
@@ -109,7 +109,7 @@ def one_step(clock: Clock, place: object, fused: float, native: float, exit: flo
     if not own.native:
         clock.now += exit
         own.amend(exit)
-    own.leave(aside=False)
+    own.leave(bypassed=False)
     return own.native
 
 
@@ -128,7 +128,7 @@ TAKE = {"tiny": (2e-2, 1e-2), "large": (5e-3, 1e-2)}  # fused and natively
 
 def a_context(clock: Clock, place: Place, firsts: Sequence[str]) -> bool:
     """One that is entered there, and what it reads; whether torch is alone in it."""
-    own = Pace()
+    own = Autotuner()
     alone = own.enter(place) > clock.now
     for first in firsts:
         if not alone:
@@ -144,7 +144,7 @@ def a_context(clock: Clock, place: Place, firsts: Sequence[str]) -> bool:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(monkeypatch)
     for first, (fused, native) in TAKE.items():
-        ways(clock, fused, native, stretches=len(MEASURED) + 2, first=first)
+        ways(clock, fused, native, segments=len(MEASURED) + 2, first=first)
     return clock
 
 
@@ -167,29 +167,29 @@ def test_a_function_that_is_called_for_two_models_is_alone_for_none_of_them(
     assert ENTRIES["function", "entry"].enough == (SOME if alone else 2 * (SOME + 4))
 
 
-def test_torch_below_our_mode_is_not_taken_for_another_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_below_our_mode_is_not_taken_for_another_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was found to take 1.0 alone, and takes 3.0 at the beginning of each context."""
-    clock, own = Clock(monkeypatch), Pace()
+    clock, own = Clock(monkeypatch), Autotuner()
     own.passed(READ, True)
-    stretch = Stretch(READ)
+    segment = Segment(READ)
     for way, seconds in ((False, 2.5), (True, 3.0)):
         for _ in range(SAMPLES):
-            assert stretch.wants_native() is way
-            stretch.took(seconds, way, READ)
-    assert stretch.wants_native() and stretch.trying
-    stretch.alone_s, clock.now = 1.0, 100.0
-    assert stretch.wants_native() and not stretch.trying
+            assert segment.wants_native() is way
+            segment.took(seconds, way, READ)
+    assert segment.wants_native() and segment.trying
+    segment.alone_s, clock.now = 1.0, 100.0
+    assert segment.wants_native() and not segment.trying
     for _ in range(2 * SURPRISES):
-        stretch.took(3.0, True, READ)
-    assert stretch.chosen, "3.0 is what it takes there"
+        segment.took(3.0, True, READ)
+    assert segment.chosen, "3.0 is what it takes there"
 
 
 def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a busy moment decided is not kept for as long as a clear choice."""
-    clock, own = Clock(monkeypatch), Pace()
-    wrong = ways(clock, fused=1.0, native=0.99, stretches=2 * SAMPLES, own=own)
+    clock, own = Clock(monkeypatch), Autotuner()
+    wrong = ways(clock, fused=1.0, native=0.99, segments=2 * SAMPLES, own=own)
     assert wrong == MEASURED[: 2 * SAMPLES]
-    later = ways(clock, fused=0.8, native=0.99, stretches=4 * SOON, own=own)
+    later = ways(clock, fused=0.8, native=0.99, segments=4 * SOON, own=own)
     began = later.index(False)
     assert SOON <= began <= SOON + 2
     again = [False] * SAMPLES + [True] * 2 * SAMPLES  # natively, for what it takes by now, and torch alone
@@ -198,10 +198,10 @@ def test_a_close_call_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_other_way_is_compared_with_what_the_kept_one_takes_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused was chosen at a busy moment, and is as far ahead at a quiet one."""
-    clock, own = Clock(monkeypatch), Pace()
-    busy = ways(clock, fused=1.4, native=1.6, stretches=len(MEASURED) + 1, own=own)
+    clock, own = Clock(monkeypatch), Autotuner()
+    busy = ways(clock, fused=1.4, native=1.6, segments=len(MEASURED) + 1, own=own)
     assert busy == [*MEASURED, False]
-    quiet = ways(clock, fused=0.9, native=1.0, stretches=AGAIN, own=own)
+    quiet = ways(clock, fused=0.9, native=1.0, segments=AGAIN, own=own)
     assert any(quiet), "it has been tried again"
     assert not any(quiet[-AGAIN // 4 :])
 
@@ -211,7 +211,7 @@ def test_the_way_that_is_kept_is_not_given_up_for_times_of_another_phase(
     fused: float, native: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that did a lot between two reads stops doing it when the other way is tried again."""
-    clock, own, ran, host = Clock(monkeypatch), Pace(), [], 8.0
+    clock, own, ran, host = Clock(monkeypatch), Autotuner(), [], 8.0
     own.passed(READ, True)
     better = native < fused
     for _ in range(4 * AGAIN):
@@ -237,7 +237,7 @@ def test_what_contexts_take_to_leave_counts_where_the_way_is_kept_too(monkeypatc
 
 def test_fused_has_to_be_faster_than_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only than torch below our mode, which takes twice as long here. What is measured aside decides."""
-    clock, own, ran = Clock(monkeypatch), Pace(), []
+    clock, own, ran = Clock(monkeypatch), Autotuner(), []
     own.passed(READ, True)
     own.rest("read")
     while len(ran) < len(MEASURED) + SAMPLES:
@@ -255,42 +255,42 @@ def test_fused_has_to_be_faster_than_torch_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_the_other_way_is_tried_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    ran = ways(clock, fused=2.0, native=1.0, stretches=20 * AGAIN)
+    ran = ways(clock, fused=2.0, native=1.0, segments=20 * AGAIN)
     lengths = [len(list(group)) for way, group in itertools.groupby(ran) if way]
     assert lengths[1] > 1.9 * lengths[0] and lengths[2] > 1.9 * lengths[1]
     assert sum(ran) > 0.98 * len(ran)
 
 
 def test_trying_a_far_slower_way_again_costs_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop of tiny ops, of which XLA makes something slow: it is tried seldom, and one stretch tells."""
+    """A loop of tiny ops, of which XLA makes something slow: it is tried seldom, and one segment tells."""
     clock = Clock(monkeypatch)
-    ran = ways(clock, fused=50.0, native=1.0, stretches=4 * AGAIN)
+    ran = ways(clock, fused=50.0, native=1.0, segments=4 * AGAIN)
     assert ran[:SAMPLES] == [False] * SAMPLES and all(ran[SAMPLES : 20 * AGAIN // 10])
-    own = Pace()
+    own = Autotuner()
     began, tried = clock.now, 0
     for _ in range(40):
-        tried += ways(clock, fused=50.0, native=1.0, stretches=4 * AGAIN, own=own).count(False)
+        tried += ways(clock, fused=50.0, native=1.0, segments=4 * AGAIN, own=own).count(False)
     assert 0 < 50.0 * tried < 1.1 * LOSS * (clock.now - began)
 
 
-def test_short_stretches_may_take_twice_as_long_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_segments_may_take_twice_as_long_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a microsecond's work takes depends on who is asked in between."""
-    clock, own = Clock(monkeypatch), Pace()
-    assert ways(clock, fused=2e-5, native=1e-5, stretches=2 * SAMPLES, own=own)[-1]
-    assert all(ways(clock, fused=2e-5, native=5e-5, stretches=2 * SURPRISES, own=own))
-    assert not all(ways(clock, fused=1e-3, native=5e-3, stretches=2 * SURPRISES, own=own))
+    clock, own = Clock(monkeypatch), Autotuner()
+    assert ways(clock, fused=2e-5, native=1e-5, segments=2 * SAMPLES, own=own)[-1]
+    assert all(ways(clock, fused=2e-5, native=5e-5, segments=2 * SURPRISES, own=own))
+    assert not all(ways(clock, fused=1e-3, native=5e-3, segments=2 * SURPRISES, own=own))
 
 
 def test_a_choice_is_revised_when_the_times_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = Clock(monkeypatch), Pace()
-    ways(clock, fused=2.0, native=1.0, stretches=AGAIN, own=own)
-    later = ways(clock, fused=0.5, native=1.0, stretches=2 * AGAIN, own=own)
+    clock, own = Clock(monkeypatch), Autotuner()
+    ways(clock, fused=2.0, native=1.0, segments=AGAIN, own=own)
+    later = ways(clock, fused=0.5, native=1.0, segments=2 * AGAIN, own=own)
     assert not any(later[-AGAIN // 2 :])
 
 
-def test_a_short_stretch_that_begins_like_a_long_one_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_segment_that_begins_like_a_long_one_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third time the loop reads a value right after its step: natively in no time, and fused too."""
-    clock, own, ran = Clock(monkeypatch), Pace(), []
+    clock, own, ran = Clock(monkeypatch), Autotuner(), []
     own.passed(READ, True)
     for i in range(60):
         own.begin(READ, "op")
@@ -304,26 +304,26 @@ def test_a_short_stretch_that_begins_like_a_long_one_decides_nothing(monkeypatch
     assert any(ran) and not any(ran[-30:])
 
 
-def test_disturbed_stretches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = Clock(monkeypatch), Pace()
+def test_disturbed_segments_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Autotuner()
     own.passed(READ, True)
     for _ in range(50):
         own.begin(READ, "op")
         clock.now += 100.0
         own.restart()  # something was compiled
         own.passed(READ, True)
-    assert pace.STRETCHES and not any(s.fused.by_end for s in pace.STRETCHES.values()) and not own.native
+    assert autotuner.SEGMENTS and not any(s.fused.by_end for s in autotuner.SEGMENTS.values()) and not own.native
 
 
 def test_numbers_of_the_host_are_no_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Pace()
+    own = Autotuner()
     own.begin(READ, "op")
     own.passed(OTHER, False)
-    assert not pace.BOUNDARIES and not own.waiting
+    assert not autotuner.BOUNDARIES and not own.waiting
 
 
 def test_two_reads_in_turn_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own, ran = Clock(monkeypatch), Pace(), {READ: [], OTHER: []}
+    clock, own, ran = Clock(monkeypatch), Autotuner(), {READ: [], OTHER: []}
     for _ in range(100):
         for place, fused, native in ((READ, 2.0, 1.0), (OTHER, 1.0, 2.0)):
             own.begin(READ, "op")
@@ -335,24 +335,24 @@ def test_two_reads_in_turn_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_two_models_that_are_read_by_one_line_are_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    assert ways(clock, fused=2.0, native=1.0, stretches=50, first="tiny")[-1]
-    assert not ways(clock, fused=1.0, native=2.0, stretches=50, first="large")[-1]
-    assert ways(clock, fused=2.0, native=1.0, stretches=50, first="tiny")[-1]
+    assert ways(clock, fused=2.0, native=1.0, segments=50, first="tiny")[-1]
+    assert not ways(clock, fused=1.0, native=2.0, segments=50, first="large")[-1]
+    assert ways(clock, fused=2.0, native=1.0, segments=50, first="tiny")[-1]
 
 
-def test_a_stretch_that_has_become_another_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = Clock(monkeypatch), Pace()
-    assert ways(clock, fused=2.0, native=1.0, stretches=20, own=own)[-1]
-    ran = ways(clock, fused=10.0, native=30.0, stretches=20, own=own)
+def test_a_segment_that_has_become_another_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Autotuner()
+    assert ways(clock, fused=2.0, native=1.0, segments=20, own=own)[-1]
+    ran = ways(clock, fused=10.0, native=30.0, segments=20, own=own)
     assert ran[:SURPRISES] == [True] * SURPRISES and not any(ran[-4:])
 
 
-def test_one_slow_stretch_is_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own = Clock(monkeypatch), Pace()
-    ways(clock, fused=2.0, native=1.0, stretches=20, own=own)
+def test_one_slow_segment_is_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = Clock(monkeypatch), Autotuner()
+    ways(clock, fused=2.0, native=1.0, segments=20, own=own)
     for _ in range(10):
-        assert all(ways(clock, fused=2.0, native=10.0, stretches=1, own=own))
-        assert all(ways(clock, fused=2.0, native=1.0, stretches=2, own=own))
+        assert all(ways(clock, fused=2.0, native=10.0, segments=1, own=own))
+        assert all(ways(clock, fused=2.0, native=1.0, segments=2, own=own))
 
 
 def test_what_is_not_compiled_because_its_shapes_change_is_measured_as_it_runs() -> None:
@@ -367,25 +367,25 @@ def test_what_is_not_compiled_because_its_shapes_change_is_measured_as_it_runs()
     with fused_eager(native="measured", compile="wait"):
         for n in range(3, 3 + VARIANTS):
             changing(n)
-        pace.forget()
+        autotuner.forget()
         for _ in range(2 * SAMPLES):
             assert changing(40) == 40 * 25.0
             stable()
     line = changing.__code__.co_firstlineno + 1
-    found = [s for (_, place, _), s in pace.STRETCHES.items() if place[1] == line]
+    found = [s for (_, place, _), s in autotuner.SEGMENTS.items() if place[1] == line]
     assert any(s.fused.count + s.native.count >= SAMPLES for s in found)
 
 
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Every stretch runs the other way than the one before."""
+    """Every segment runs the other way than the one before."""
     asked: list[bool] = []
 
-    def other_way(self: Stretch) -> bool:
+    def other_way(self: Segment) -> bool:
         asked.append(len(asked) % 2 == 0)
         return asked[-1]
 
-    monkeypatch.setattr(Stretch, "wants_native", other_way)
+    monkeypatch.setattr(Segment, "wants_native", other_way)
     yield asked
 
 
@@ -440,21 +440,21 @@ def test_what_an_optimizer_reads_for_itself_is_no_boundary(monkeypatch: pytest.M
             loss.backward()
             optimizer.step()
             loss.item()
-    assert sum(not stepped for _, stepped in pace.BOUNDARIES) == 1  # the read of the loss
+    assert sum(not stepped for _, stepped in autotuner.BOUNDARIES) == 1  # the read of the loss
 
 
-def test_a_function_that_may_raise_ends_no_stretch() -> None:
+def test_a_function_that_may_raise_ends_no_segment() -> None:
     spd = torch.eye(4) * 2
     with fused_eager(native="measured", compile="wait"):
         for _ in range(6 * SAMPLES):
             total = (torch.linalg.cholesky(spd * 2) + 1).sum() + torch.linalg.inv(spd).sum()
             assert total.item() > 0
-    assert len(pace.BOUNDARIES) == 1  # the read of the total
-    assert any(known.native.count for known in pace.STRETCHES.values())
+    assert len(autotuner.BOUNDARIES) == 1  # the read of the total
+    assert any(known.native.count for known in autotuner.SEGMENTS.values())
 
 
-def test_stretches_of_changing_length_are_compared_by_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, own, ran = Clock(monkeypatch), Pace(), []
+def test_segments_of_changing_length_are_compared_by_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own, ran = Clock(monkeypatch), Autotuner(), []
     own.passed(READ, True)
     for n in range(1, 40):
         size = 100 * (7 * n % 11 + 1)
@@ -467,5 +467,5 @@ def test_stretches_of_changing_length_are_compared_by_their_length(monkeypatch: 
         own.passed(READ, not own.native)
     ways = [False] * (1 + 2 * SAMPLES) + [True] * 2 * SAMPLES
     assert ran[: len(ways)] == ways and not any(ran[-10:])
-    (found,) = [s for s in pace.STRETCHES.values() if s.size]
+    (found,) = [s for s in autotuner.SEGMENTS.values() if s.size]
     assert found.native.middle(found.end) == pytest.approx(2 * found.fused.middle(found.end))

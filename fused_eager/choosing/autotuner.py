@@ -2,14 +2,14 @@
 
 Recording an op costs a few microseconds, and XLA is not ahead of ATen everywhere, so a model of tiny ops, or one whose
 time goes into products that both compute alike, may run faster natively. The time between two reads of computed
-values (`loss.item()`) is what the program's user waits for, whichever way its ops ran: such a stretch (`stretch`) is
-what is timed. Stretches are known by the line of the read before them (or of the optimizer step, where nothing is read,
+values (`loss.item()`) is what the program's user waits for, whichever way its ops ran: such a segment (`segment`) is
+what is timed. Segments are known by the line of the read before them (or of the optimizer step, where nothing is read,
 or where the context is entered) and by the first op that comes, its line and the shapes it takes; a new one goes the
-way that was found for another that began with the same op, for as long as it takes about as long. Stretches in which
+way that was found for another that began with the same op, for as long as it takes about as long. Segments in which
 something was compiled, or run for the first time, do not count.
 
 Where native is the way for all of a turn of the loop, the front door leaves torch's stack of modes until it is time to
-try again (`frontends.context.aside`).
+try again (`frontends.context.bypass`).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..bounded import Bounded
-from .stretch import Choice, Pieces, Place, Steady, Stretch, Times
-from .whole import Whole
+from .iteration import Iteration
+from .segment import Choice, Pieces, Place, Segment, Steady, Times
 
 # Seconds that what was found in some contexts is taken for true of the next ones that are entered there: at first, and
 # in the end, doubled each time that so many more confirm it.
 TRUST, TRUST_MOST, CONFIRM = 2.0, 16.0, 2
 SOME, MOST = 8, 1024  # contexts in a row that are natively faster, until those that follow are taken to be
 PLACES = 1024
-FLUSHES = 64  # in a stretch that can be told from others elsewhere
+FLUSHES = 64  # in a segment that can be told from others elsewhere
 
 Turn = Literal["step", "sync", "read", "entry", "backward"]
 TURNS: tuple[Turn, ...] = ("step", "sync", "read")
 
 # What has been measured, and where a program reads: for all contexts of the process.
-STRETCHES: Bounded[Place, Stretch] = Bounded(PLACES)
-ALIKE: Bounded[Place, Stretch] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
+SEGMENTS: Bounded[Place, Segment] = Bounded(PLACES)
+ALIKE: Bounded[Place, Segment] = Bounded(PLACES)  # the last of those that began with the same op, wherever they did
 BOUNDARIES: Bounded[Place, bool] = Bounded(PLACES)
-# Where stretches begin whose lengths keep changing: they are one, and what each takes counts for its length.
+# Where segments begin whose lengths keep changing: they are one, and what each takes counts for its length.
 VARYING: Bounded[Place, bool] = Bounded(PLACES)
 ENTRIES: Bounded[Place, Entries] = Bounded(PLACES)
-WHOLES: Bounded[Place, Whole] = Bounded(PLACES)  # of the loops in contexts that are entered there
+ITERATIONS: Bounded[Place, Iteration] = Bounded(PLACES)  # of the loops in contexts that are entered there
 
 
 def forget() -> None:
     """As if the process had just started."""
-    for table in (STRETCHES, ALIKE, BOUNDARIES, VARYING, ENTRIES, WHOLES):
+    for table in (SEGMENTS, ALIKE, BOUNDARIES, VARYING, ENTRIES, ITERATIONS):
         table.clear()
 
 
@@ -57,7 +57,7 @@ class Entries:
     one was faster fused after so many."""
 
     until: float = 0.0  # all of them are to run natively
-    single: Stretch | None = None  # the one that they are, if they are one
+    single: Segment | None = None  # the one that they are, if they are one
     native: int = 0  # in a row, up to the last one that was seen
     enough: int = field(default_factory=lambda: SOME)
     trust: float = TRUST
@@ -71,7 +71,7 @@ class Entries:
     def _doubt(self) -> None:
         self.until, self.native, self.trust, self.steady = 0.0, 0, TRUST, Steady()
 
-    def left(self, until: float, single: Stretch | None, fused: bool) -> None:
+    def left(self, until: float, single: Segment | None, fused: bool) -> None:
         """One of them is over, all of which is to run natively until then; or a part of it `fused`, by choice."""
         now = time.perf_counter()
         self.until, self.single = 0.0, single
@@ -85,27 +85,27 @@ class Entries:
 
 
 @dataclass(slots=True)
-class Pace:
+class Autotuner:
     """The way in which a thread runs now, and since when."""
 
     native: bool = False
     waiting: bool = True  # a boundary was passed, and no op has come since
     after: Place = None  # that boundary
-    running: Stretch | None = None
+    running: Segment | None = None
     start: Place = None  # of it: the line and the op
     size: int = 0  # of what its first op takes, where lengths keep changing
     began: float = 0.0
-    disturbed: bool = True  # the stretch that is running does not count
+    disturbed: bool = True  # the segment that is running does not count
     last: Times | None = None  # where the one before it was counted, if it was
     stepping: bool = False  # an optimizer is at work: what it reads for itself is no boundary
     flushes: list[Pieces | None] = field(default_factory=list)  # since the last boundary
     unread: bool = True  # nothing has been read since the last optimizer step
     entries: Entries = field(default_factory=Entries)  # the contexts that are entered where this one was
-    whole: Whole = field(default_factory=Whole)  # the turns of the loop in it
+    iteration: Iteration = field(default_factory=Iteration)  # the turns of the loop in it
     alone: float = math.inf  # until when all that has been begun is to run natively
     fused: bool = False  # some of it is faster fused
-    begun: int = 0  # stretches since the last turn
-    single: Stretch | None = None  # the one that there is in a turn
+    begun: int = 0  # segments since the last turn
+    single: Segment | None = None  # the one that there is in a turn
     unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
 
     def enter(self, place: Place) -> float:
@@ -113,30 +113,30 @@ class Pace:
         not."""
         self.after = (place, "entry")
         self.disturbed, self.began = False, time.perf_counter()
-        self.whole = WHOLES.keep(self.after, self.whole)
+        self.iteration = ITERATIONS.keep(self.after, self.iteration)
         self.entries = ENTRIES.keep(self.after, self.entries)
         self.single = self.entries.single
         return self.entries.until
 
     def amend(self, seconds: float) -> None:
-        """The stretch that ended last has taken so much more."""
+        """The segment that ended last has taken so much more."""
         if self.last is not None and self.running is not None:
             self.last.amend(self.after, seconds * self.running.share(self.size))
 
-    def leave(self, aside: bool) -> None:
-        """The context is left; `aside`: torch was alone then."""
+    def leave(self, bypassed: bool) -> None:
+        """The context is left; `bypass`: torch was alone then."""
         now = time.perf_counter()
         if self.running is None:
-            if aside:  # all the time
+            if bypassed:  # all the time
                 self._was_alone(now - self.began)
                 self.entries.alone(now - self.began)
         else:
             self.entries.left(self.alone, self.running if self.begun == 1 else None, self.fused)
 
     def _was_alone(self, seconds: float) -> None:
-        stretch = self.single
-        if stretch is not None and stretch.trying and not stretch.size:
-            stretch.alone_s = min(seconds, stretch.alone_s or seconds)
+        segment = self.single
+        if segment is not None and segment.trying and not segment.size:
+            segment.alone_s = min(seconds, segment.alone_s or seconds)
 
     def passed(self, place: Place, waited: bool, stepped: bool = False, idle: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
@@ -152,7 +152,7 @@ class Pace:
         if not self.waiting and self.running is not None:
             self.last = None
             if self.disturbed:
-                self.whole.disturb()
+                self.iteration.disturb()
             else:
                 seconds = (now - self.began) * self.running.share(self.size)
                 same = idle and not self.flushes
@@ -175,7 +175,7 @@ class Pace:
             self.flushes.append(pieces)
 
     def begin(self, place: Place, op: Hashable, shapes: Sequence[Sequence[int] | None] = ()) -> bool:
-        """The first op of a stretch comes from `place`; it and the shapes it takes tell it from others there.
+        """The first op of a segment comes from `place`; it and the shapes it takes tell it from others there.
 
         Returns:
             Whether the way in which ops run has changed.
@@ -185,33 +185,33 @@ class Pace:
         first = (op, *(() if self.size else shapes))
         key, alike = (self.after, place, first), ALIKE.get((place, first))
         if self.after is None:  # what the program did while torch was alone is a part of it: nothing to measure
-            stretch = alike or Stretch(place)
+            segment = alike or Segment(place)
         else:
-            found = STRETCHES.get(key)
+            found = SEGMENTS.get(key)
             if (found is None or found.is_unknown) and alike is not None and alike.is_settled:
                 found = alike.twin()
-            stretch = STRETCHES[key] = ALIKE[place, first] = found or Stretch(place)
-        before, self.native = self.native, stretch.wants_native()
-        self.running, self.waiting = stretch, False
+            segment = SEGMENTS[key] = ALIKE[place, first] = found or Segment(place)
+        before, self.native = self.native, segment.wants_native()
+        self.running, self.waiting = segment, False
         self.begun += 1
-        self.whole.begins(stretch, self.start, first[1:])
-        self.alone = min(self.alone, stretch.until if stretch.chosen else 0.0)
-        self.fused = self.fused or stretch.chosen is False
+        self.iteration.begins(segment, self.start, first[1:])
+        self.alone = min(self.alone, segment.until if segment.chosen else 0.0)
+        self.fused = self.fused or segment.chosen is False
         return self.native is not before
 
     def go_along(self) -> None:
-        """The first op of a stretch comes in a thread in whose name another one is there that has stepped aside: it
+        """The first op of a segment comes in a thread in whose name another one is there that has stepped aside: it
         runs natively as well, and there is nothing to measure."""
         self.native, self.waiting, self.running = True, False, None
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the stretch that is running is timed to make a choice."""
+        """Whether the segment that is running is timed to make a choice."""
         return self.running is None or self.running.chosen is None
 
     @property
     def chose_native(self) -> bool:
-        """Whether the stretch that is running, or ran last, runs natively by choice."""
+        """Whether the segment that is running, or ran last, runs natively by choice."""
         return self.running is not None and self.running.chosen is True
 
     def rest(self, turn: Turn) -> float:
@@ -225,20 +225,20 @@ class Pace:
         return self.running.until
 
     def turned(self) -> float:
-        """An optimizer step has ended a turn: until when torch is to be alone, whatever suits each stretch; or 0."""
-        return 0.0 if self.whole.passes_by() else self.whole.ended(time.perf_counter())
+        """An optimizer step has ended a turn: until when torch is to be alone, whatever suits each segment; or 0."""
+        return 0.0 if self.iteration.passes_by() else self.iteration.ended(time.perf_counter())
 
     def resume(self, fastest: float, middle: float) -> None:
         """The front door is back. The fastest of turns that took about as long took so long (0: they did not), and that
         is what they take in the `middle` (0: nobody knows). What was read in the meantime is not known."""
         if fastest:
             self._was_alone(fastest)
-        whole = self.whole
-        if whole.tried(time.perf_counter(), middle):
-            Choice(whole.alone, whole.fused_s, middle).tell(whole.place, remembered=False)
+        iteration = self.iteration
+        if iteration.tried(time.perf_counter(), middle):
+            Choice(iteration.alone, iteration.fused_s, middle).tell(iteration.place, remembered=False)
         self.after = None
         self.restart()
 
     def restart(self) -> None:
-        """Something else than the program's own work has happened or will: the running stretch does not count."""
+        """Something else than the program's own work has happened or will: the running segment does not count."""
         self.disturbed = True

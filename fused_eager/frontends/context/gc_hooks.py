@@ -32,7 +32,7 @@ _COLLECTION = _Collection()
 def _around(phase: str, info: dict[str, Any]) -> None:
     if phase == "start":
         door = current_door()
-        if door is None or door.aside or door.hidden or not gc.isenabled() or door in quiet.stack():
+        if door is None or door.bypassed or door.hidden or not gc.isenabled() or door in quiet.stack():
             return
         _COLLECTION.put_back = stack = ExitStack()
         with suppress(RuntimeError):  # there is none where it was not torch's dispatcher that took the mode off

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.running.backlog import AHEAD, BACKLOG, Backlog, Launch
+from fused_eager.running.deferred_checks import AHEAD, DEFERRED, DeferredChecks, Launch
 from tests.streams import flush_now, stable_shapes
 
 
@@ -32,7 +32,7 @@ def test_a_bad_index_raises_at_the_sync_and_names_the_line() -> None:
     table = torch.ones(10, 2)
     with fused_eager():
         bad = pick(table, 0, 10)
-        with pytest.raises(IndexError, match=r"\(raised by aten\.embedding\.default at .*test_backlog\.py:\d+\)"):
+        with pytest.raises(IndexError, match=r"\(raised by aten\.embedding\.default at .*test_def.*\.py:\d+\)"):
             bad.tolist()
         with pytest.raises(LostValue):
             bad.tolist()
@@ -95,7 +95,7 @@ def test_without_bounds_nothing_is_checked() -> None:
     table = torch.ones(10, 2)
     with fused_eager(check_bounds=False):
         pick(table, 30).sum()
-        assert not BACKLOG.runs
+        assert not DEFERRED.runs
 
 
 class Token:
@@ -112,7 +112,7 @@ class Token:
 
 
 def test_what_runs_ahead_is_bounded() -> None:
-    backlog, tokens = Backlog(), []
+    backlog, tokens = DeferredChecks(), []
     for i in range(AHEAD + 10):
         launch = backlog.launch()
         launch.tokens.append(Token())  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_what_runs_ahead_is_bounded() -> None:
 
 
 def test_finished_launches_are_forgotten() -> None:
-    backlog = Backlog()
+    backlog = DeferredChecks()
     first = backlog.launch()
     first.tokens.append(Token())  # type: ignore[arg-type]
     first.reading[1] = None

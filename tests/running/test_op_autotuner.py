@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report
-from fused_eager.choosing import pace
-from fused_eager.choosing.stretch import Choice
+from fused_eager.choosing import autotuner
+from fused_eager.choosing.segment import Choice
 from fused_eager.compiling import background
 from fused_eager.compiling.compile import Settings
 from fused_eager.compiling.key import Computation
-from fused_eager.running import contest
-from fused_eager.running.contest import islands
+from fused_eager.running import op_autotuner
+from fused_eager.running.op_autotuner import islands
 from fused_eager.tracing.stream import Node
 from tests.compiling.test_caching import finish_writing, own_process
 from tests.streams import all_results_large, aten, events, node, recorded
@@ -32,10 +32,10 @@ FASTER, SLOWER = Choice(True, 2.0, 1.0), Choice(False, 1.0, 1.0)
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    pace.forget()
-    contest.forget()
+    autotuner.forget()
+    op_autotuner.forget()
     yield
-    contest.forget()
+    op_autotuner.forget()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(str(call.chosen[0].op))
         return FASTER
 
-    monkeypatch.setattr(contest, "_measured", measured)
+    monkeypatch.setattr(op_autotuner, "_measured", measured)
     return found
 
 
@@ -82,14 +82,14 @@ def test_a_call_that_aten_runs_faster_is_an_island_between_two_regions(asked: li
     torch.testing.assert_close(out, program(x))
     assert asked == ["aten.sort.default"]
     (told,) = [e.data for e in seen if e.kind == "contest"]
-    assert told["native"] and told["site"].partition(":")[0].endswith("test_contest.py") and not told["remembered"]
+    assert told["native"] and told["site"].partition(":")[0].endswith("test_op_autotuner.py") and not told["remembered"]
     assert ["xla", "aten", "xla"] in chosen(seen)
     assert any("ATen is faster here" in str(e.data) for e in seen)
     assert "aten.sort.default at" in str(report())
 
 
 def test_a_call_that_xla_runs_as_fast_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "_measured", lambda call, settings: SLOWER)
+    monkeypatch.setattr(op_autotuner, "_measured", lambda call, settings: SLOWER)
     with events("plan", "contest") as seen:
         steady(program, torch.randn(N))
     assert [e.data["native"] for e in seen if e.kind == "contest"] == [False]
@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_stays_with_xla(monkeypatch: pytest.MonkeyPatch)
     def fail(*args: Any) -> Any:
         raise RuntimeError("no such client")
 
-    monkeypatch.setattr(contest, "_client", fail)
+    monkeypatch.setattr(op_autotuner, "_client", fail)
     with events("plan", "contest") as seen:
         out = steady(program, x := torch.randn(N))
     torch.testing.assert_close(out, program(x))
@@ -153,8 +153,8 @@ def test_another_process_finds_what_was_measured(asked: list[str], tmp_path: Pat
     options = {"cache": "", "cache_dir": str(tmp_path)}
     steady(program, torch.randn(N), **options)
     finish_writing()
-    pace.forget()
-    contest.forget()
+    autotuner.forget()
+    op_autotuner.forget()
     with events("contest") as seen:
         steady(lambda x: program(x) * 3, torch.randn(N), **options)
     assert len(asked) == 1 and [e.data["remembered"] for e in seen] == [True]
@@ -186,25 +186,25 @@ def test_both_are_measured(name: str, results: Callable[[], AbstractContextManag
     """Whether results are in new memory or, as large ones, in that of the run before."""
     function, args = CALLS[name]
     with results():
-        choice = contest._measured(call_of(function, *args), Settings())
+        choice = op_autotuner._measured(call_of(function, *args), Settings())
     assert choice is not None and choice.fused_s > 0 and choice.native_s > 0
-    assert choice.native == (choice.fused_s > contest.AHEAD * choice.native_s + contest.CUT)
+    assert choice.native == (choice.fused_s > op_autotuner.AHEAD * choice.native_s + op_autotuner.CUT)
 
 
 def test_the_program_draws_the_numbers_that_it_would_have_drawn() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    contest._measured(call_of(CALLS["sort"][0], *CALLS["sort"][1]), Settings())
+    op_autotuner._measured(call_of(CALLS["sort"][0], *CALLS["sort"][1]), Settings())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest.cores, "threads", lambda: 1)
+    monkeypatch.setattr(op_autotuner.cores, "threads", lambda: 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        clock = contest._clock(())
-        own = contest._clock([threading.get_native_id()])
+        clock = op_autotuner._clock(())
+        own = op_autotuner._clock([threading.get_native_id()])
         began, slept = clock(), own()
         time.sleep(0.05)
         assert clock() - began < 0.04 and own() - slept < 0.04
