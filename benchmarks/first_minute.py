@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +217,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         middle = statistics.median(found[place].work() for found in rows.values())
         print(f"{which}: least {least[0]:.2f} ({least[1]}), median {middle:.2f}")
     if arguments.json:
-        kept = {name: [[vars_of(turn) for turn in each.turns] for each in found] for name, found in rows.items()}
+        kept = {name: [[asdict(turn) for turn in each.turns] for each in found] for name, found in rows.items()}
         arguments.json.write_text(json.dumps({"cores": arguments.cores, "programs": kept}))
     if arguments.plot:
         draw(rows, arguments.plot)
     return 0
-
-
-def vars_of(turn: Turn) -> dict[str, float]:
-    """A turn as JSON has it."""
-    return {"plain": turn.plain, "ours": turn.ours, "seconds": turn.seconds}
 
 
 if __name__ == "__main__":

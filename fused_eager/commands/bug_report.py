@@ -22,12 +22,11 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from ..folder import FOLDER
 from .diagnostics import gather, redact
-from .doctor import describe, findings
+from .doctor import as_json, describe, findings
 
 _TOLD = 200  # lines of what the program wrote to stderr
 _README = """What is in this file
@@ -130,8 +129,7 @@ def _write(to: Path, folder: Path, ended: str, told: str) -> int:
     with zipfile.ZipFile(to, "x", zipfile.ZIP_DEFLATED) as made:
         made.writestr("README.txt", _README)
         made.writestr("doctor.txt", names.without(describe(facts, found)))
-        facts_and_findings = {"facts": asdict(facts), "findings": [asdict(finding) for finding in found]}
-        made.writestr("doctor.json", names.without(json.dumps(facts_and_findings, indent=2)))
+        made.writestr("doctor.json", names.without(as_json(facts, found)))
         made.writestr("options.txt", names.without(options))
         made.writestr("run.txt", names.without(f"{ended}\n\n{told}\n"))
         made.writestr("report.txt", names.without(_report(folder)))

@@ -265,6 +265,11 @@ def describe(facts: Facts, found: tuple[Finding, ...]) -> str:
     return "\n".join(lines if found else [*lines, "No known problem was found."])
 
 
+def as_json(facts: Facts, found: tuple[Finding, ...]) -> str:
+    """The same as JSON: {"facts": {...}, "findings": [...]}."""
+    return json.dumps({"facts": asdict(facts), "findings": [asdict(finding) for finding in found]}, indent=2)
+
+
 def main(argv: list[str], prog: str) -> int:
     """`doctor`: print facts and findings. Returns 1 if one of them is an error, else 0."""
     parser = argparse.ArgumentParser(prog=prog, description="Say what was found here, in words for a bug report.")
@@ -280,7 +285,7 @@ def main(argv: list[str], prog: str) -> int:
     facts = gather()
     found = findings(facts, arguments.need)
     if arguments.json:
-        print(json.dumps({"facts": asdict(facts), "findings": [asdict(finding) for finding in found]}, indent=2))
+        print(as_json(facts, found))
     else:
         print(describe(facts, found))
     return 1 if any(finding.severity == "error" for finding in found) else 0

@@ -20,7 +20,7 @@ from ..config import Config
 from ..log.site import UNKNOWN, describe
 from ..memory.borrow import Home
 from ..planning.plan import Work
-from ..tracing.node import Hole, Node, Ref, places, targets_of
+from ..tracing.node import Hole, Node, Ref, place_of, targets_of
 
 _HEAD = '''"""What fused_eager was given: {ops} ops, up to {reason}. Shapes are the program's, values are random.
 
@@ -181,8 +181,7 @@ class _Written:
     def _leaf(self, node: Node, leaf: Any) -> str:
         if isinstance(leaf, Ref):
             use = node.uses[leaf.index]
-            offset = use.geometry.offset if use.start is None else int(node.scalars[use.start])
-            return self._view(use.vid, use.geometry._replace(offset=offset))
+            return self._view(use.vid, place_of(node, use))
         if isinstance(leaf, Hole):
             return _plain(leaf.kind(node.scalars[leaf.index]))
         if isinstance(leaf, torch.device):
@@ -206,7 +205,6 @@ def _split(node: Node) -> tuple[list[Any], list[tuple[Any, int]]]:
     """The results that a node makes, and those that it writes into a value that there was, with that value."""
     count = len(node.results) - len(node.targets)
     overwritten = targets_of(node)
-    assert len(places(node)) == len(node.results)
     written = [(r, overwritten[at][0]) for at, r in zip(node.targets, node.results[count:], strict=True)]
     return list(node.results[:count]), written
 

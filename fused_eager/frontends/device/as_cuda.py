@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,13 +44,21 @@ class Cuda(TorchFunctionMode):
             return torch.device(self.name) if value.index is None else torch.device(self.name, value.index)
         return value
 
+    def place(self, device: Any) -> Any:
+        """The device that `.cuda(device)` means, which may be a number."""
+        return self.there(torch.device(CUDA, device) if type(device) is int else CUDA if device is None else device)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What `function` returns for these arguments, with the device in the place of CUDA."""
+        return function(*map(self.there, args), **{key: self.there(value) for key, value in kwargs.items()})
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return _to(self, *args, **kwargs)
         if func == _IS_CUDA:
             return args[0].device.type == self.name
-        return func(*map(self.there, args), **{key: self.there(value) for key, value in kwargs.items()})
+        return self.call(func, args, kwargs)
 
 
 def _to(
@@ -61,8 +69,7 @@ def _to(
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> torch.Tensor:
     """What `Tensor.cuda` does."""
-    where = mode.name if device is None else mode.there(torch.device(CUDA, device) if type(device) is int else device)
-    return tensor.to(where, non_blocking=non_blocking, memory_format=memory_format)
+    return tensor.to(mode.place(device), non_blocking=non_blocking, memory_format=memory_format)
 
 
 def _reads(mode: Cuda, original: Callable[..., Any], at: int, name: str, default: str | None) -> Callable[..., Any]:
@@ -77,11 +84,6 @@ def _reads(mode: Cuda, original: Callable[..., Any], at: int, name: str, default
         return original(*args, **kwargs)
 
     return reading
-
-
-def _module_to(mode: Cuda, module: torch.nn.Module, device: Any = None) -> torch.nn.Module:
-    """What `Module.cuda` does."""
-    return module.to(mode.there(torch.device(CUDA, device) if type(device) is int else device or CUDA))
 
 
 def _process_group(mode: Cuda, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +106,7 @@ def _changes(mode: Cuda, module: types.ModuleType) -> Iterator[tuple[Any, str, A
             yield torch.cuda, name, _translated(mode, getattr(module, name))
     for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "initial_seed"):
         yield torch.cuda.random, name, getattr(module, name)
-    yield torch.nn.Module, "cuda", lambda self, device=None: _module_to(mode, self, device)
+    yield torch.nn.Module, "cuda", lambda self, device=None: self.to(mode.place(device))
     for where, name, at, key, default in _BY_NAME:
         yield where, name, _reads(mode, getattr(where, name), at, key, default)
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
@@ -123,7 +125,7 @@ def _translated(mode: Cuda, function: Any) -> Any:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return function(*map(mode.there, args), **{key: mode.there(value) for key, value in kwargs.items()})
+        return mode.call(function, args, kwargs)
 
     return called
 
