@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _pop_mode as _pop
 from . import profiled
 
 _thread = threading.local()
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 OWN = "fused-eager"  # the names of the library's own threads begin so
@@ -133,6 +135,24 @@ class counting_writes(as_eager):
 
     __slots__ = ()
     undone = _LAZY | DispatchKeySet(DispatchKey.ADInplaceOrView)
+
+
+def uncompiled(function: F) -> F:
+    """Have Dynamo run `function`, and all that it calls, as they are written.
+
+    Where a part of a program is compiled, Dynamo takes the frames of a kernel in Python, or of a hook, for more of that
+    program. It goes on into JAX, whose NumPy it compiles as well: in the middle of a compilation, which then waits for
+    itself.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code = getattr(inner, "__code__", None)
+    if code is not None:
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

@@ -25,6 +25,7 @@ from ..log.events import LOG
 from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
+from ..quiet import uncompiled
 from . import background, emit
 from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_in_subprocess, needs, settle
 from .key import Computation, identity
@@ -63,6 +64,7 @@ def _plainly(computation: Computation, settings: Settings, make: Callable[[], Ex
 AROUND: list[Callable[[Computation, Settings, Callable[[], Executable]], Executable]] = [_plainly]
 
 
+@uncompiled
 def load_or_compile(computation: Computation, settings: Settings) -> Executable:
     """The executable of an XLA region: from memory, from the compile cache, or newly compiled.
 

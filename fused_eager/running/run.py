@@ -25,7 +25,7 @@ from ..memory.buffers import LOCK, TABLE, Buffer
 from ..memory.heap import WATCH
 from ..memory.scratch import SCRATCH
 from ..planning.plan import Region
-from ..quiet import unobserved
+from ..quiet import uncompiled, unobserved
 from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import release_pages, validate, verify
@@ -150,6 +150,7 @@ READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the progr
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
 
 
+@uncompiled
 def flush(stream: Stream, reason: Reason) -> None:
     """Run everything that is pending in a stream, without waiting for it.
 

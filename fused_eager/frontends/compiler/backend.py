@@ -17,6 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from ...compiling.caching import keeper
 from ...config import Config, OptionError, resolve
 from ...memory import heap
+from ..context.tracers import leave_us_out
 from .graphs import CompiledGraph
 
 # torch's own words for how much a compiler may do, and the options they stand for.
@@ -68,6 +69,7 @@ def compile_graph(
     Raises:
         OptionError: a mode or an option that there is not.
     """
+    leave_us_out()
     config = configured(mode, options)
     keeper(config)
     heap.share_arena()

@@ -9,7 +9,6 @@ numbers are drawn in the order of the program, and cut nothing.
 from __future__ import annotations
 
 import operator
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,8 +23,9 @@ from fused_eager.fusion_rules.geometry import Geometry, is_dense
 
 from ...config import Config
 from ...log.events import LOG
+from ...log.graph_site import place_of
 from ...log.reasons import Reason
-from ...log.site import Place, describe, here, is_internal
+from ...log.site import describe, here
 from ...memory import unwritten
 from ...memory.buffers import LOCK, storage_of
 from ...planning.plan import Work
@@ -52,34 +52,11 @@ class Opaque(NamedTuple):
     slot: int
 
 
-class _Code(NamedTuple):
-    """The part of a code object that a line of a report needs."""
-
-    co_filename: str
-    co_name: str
-
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 # Draws that look at no value of their operand: its shape and dtype say all.
 _VALUELESS = frozenset(
     {"aten::bernoulli.p", "aten::uniform", "aten::normal_functional", "aten::exponential", "aten::geometric",
      "aten::log_normal", "aten::cauchy", "aten::random", "aten::random.from", "aten::random.to"}
 )  # fmt: skip
-
-
-def place_of(node: Node, caller: tuple[Any, ...] | None) -> Place | None:
-    """The line of the program that a node of a graph came from; `caller`, which calls the graph, where nobody knows."""
-    # The innermost line that is the program's own: those of an optimizer, or of a layer of torch's, are not.
-    frames = [f for f in _FRAME.findall(node.meta.get("stack_trace") or "") if not is_internal(f[0])]
-    if not frames and caller is None:
-        return None
-    file, line, function = frames[-1] if frames else (caller[0].co_filename, caller[1], caller[0].co_name)  # type: ignore[index]
-    modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
-    path = modules[-1][0] if modules and isinstance(modules[-1], tuple) else ""
-    path = re.sub(r"L\['self'\]|\._modules|_buffers|_parameters|['\"]", "", str(path))
-    path = re.sub(r"\[(\w+)\]", r".\1", path).strip(".").replace("..", ".")
-    backward = node.meta.get("partitioner_tag") == "is_backward"
-    return Place(_Code(file, function.strip()), int(line), path, backward, None)  # type: ignore[arg-type]
 
 
 class Capture:

@@ -28,7 +28,7 @@ from ... import follower
 from ...compiling import emit
 from ...log.reasons import Reason
 from ...memory.buffers import TABLE
-from ...quiet import adopt, inside, is_own
+from ...quiet import adopt, inside, is_own, uncompiled
 from ...recording import native
 from ...running import run
 from . import (
@@ -210,17 +210,25 @@ def cut(reason: Reason, is_turn: bool = True) -> None:
 
 
 def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():  # another thread's, which has no context
+        return
     door = current_door()
     if door is not None:
         door.stream.autotuner.stepping = True
 
 
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     door = current_door()
     if door is not None:
         if not door.bypassed:
             cut(Reason("cut.optimizer", type(optimizer).__name__))
         stepped(door)
+
+
+for _hook in (_optimizer_steps, _optimizer_stepped):
+    tracers.have_traced(uncompiled(_hook))
 
 
 def install() -> None:

@@ -46,9 +46,8 @@ def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
             yield owner, name, torchscript_alone
 
 
-def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """The same for torch's compiler, once the program has imported it."""
-    import torch._dynamo.eval_frame
+def leave_us_out() -> None:
+    """Have Dynamo, which has been imported, trace nothing of this library's but what is `have_traced`."""
     from torch._dynamo import trace_rules as rules
 
     # Once: each time makes torch's list of what is not traced, and the pattern made of it, longer.
@@ -58,6 +57,13 @@ def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         rules._fused_eager_told = True  # type: ignore[attr-defined]
         for function in _TRACED:
             _have_traced(function)
+
+
+def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """The same for torch's compiler, once the program has imported it."""
+    import torch._dynamo.eval_frame
+
+    leave_us_out()
     yield torch._dynamo, "optimize", with_breaks
     if hasattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count"):  # not in torch 2.11
         yield torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", uncounted
@@ -80,7 +86,8 @@ def _have_traced(function: Callable[..., Any]) -> None:
 
     # By name, for the map of functions is made anew after each of Dynamo's resets; and in the one that is there.
     owner, _, name = function.__qualname__.rpartition(".")
-    rules.manual_torch_name_rule_map[f"{function.__module__}.{owner}#{name}"] = UserFunctionVariable
+    at = f"{owner}#{name}" if owner else name
+    rules.manual_torch_name_rule_map[f"{function.__module__}.{at}"] = UserFunctionVariable
     rules.get_torch_obj_rule_map()[function] = UserFunctionVariable
 
 

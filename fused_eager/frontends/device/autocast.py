@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
+from ...quiet import uncompiled
 from .doors import DOORS, is_on_device
 
 KEY = "AutocastPrivateUse1"
@@ -123,7 +124,7 @@ def register() -> None:
         for name in names.split():
             op = _overload(name)
             if op is not None:  # else this torch has no such op
-                lib.impl(name, make(op), KEY)
+                lib.impl(name, uncompiled(make(op)), KEY)
 
     enter(LOWER, lambda op: _kernel(op, lambda args, kwargs: _lower_dtype()))
     enter(FLOAT32, lambda op: _kernel(op, lambda args, kwargs: torch.float32))

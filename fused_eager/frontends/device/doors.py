@@ -132,6 +132,8 @@ def is_on_device(t: Tensor) -> bool:
 
 def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> None:
     """An optimizer has made a step: the device begins to work on it, while the program goes on."""
+    if torch.compiler.is_compiling():  # the step is part of a graph, and is made where that runs
+        return
     for door in DOORS:
         if door.stream.nodes and door.stream.config.mode == "fused":
             with LOCK:

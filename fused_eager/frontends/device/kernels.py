@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
+from ...quiet import uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
 from . import cells, random, recurrent, storages, transfers
@@ -267,20 +268,18 @@ _libraries: list[torch.library.Library] = []  # what is registered lasts as long
 
 def register() -> None:
     """Register a kernel for each op, and one for ops of other namespaces. Once for each process."""
-    lib, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
-    _libraries.extend((lib, rest))
+    lib, rest, ours = (torch.library.Library(of, "IMPL") for of in ("aten", "_", "fused_eager"))
+    _libraries.extend((lib, rest, ours))
     for op in overloads():
         kernel = kernel_for(op)
         if kernel is not None:
-            lib.impl(op.name().removeprefix("aten::"), kernel, KEY)
+            lib.impl(op.name().removeprefix("aten::"), uncompiled(kernel), KEY)
     for name, layer in recurrent.KERNELS.items():
-        lib.impl(name, layer, KEY)
+        lib.impl(name, uncompiled(layer), KEY)
         lib.impl(name, layer, f"Autograd{KEY}")
-    ours = torch.library.Library("fused_eager", "IMPL")
-    _libraries.append(ours)
     for op in recurrent.OPS:
-        ours.impl(op.name().removeprefix("fused_eager::"), _recorded(info_of(op)), KEY)
-    rest.fallback(_fallback, KEY)
+        ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
+    rest.fallback(uncompiled(_fallback), KEY)
     for key, kind in _KINDS.items():
         rest.fallback(functools.partial(_refuse, kind), f"{key}{KEY}")
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -20,9 +21,12 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
+from ...quiet import uncompiled
 from ...xla import start
 from ..collectives import kernels as collectives
 from ..context import shutdown
+from ..context.imports import after_import
+from ..context.tracers import DYNAMO, have_traced, leave_us_out
 from . import autocast, backend, kernels, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 
@@ -133,7 +137,9 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 def _patch() -> None:
     """What torch has no hook for, of a device that is registered in Python alone."""
-    register_optimizer_step_post_hook(stepped)
+    have_traced(stepped)
+    register_optimizer_step_post_hook(uncompiled(stepped))
+    after_import(DYNAMO, nullcontext, leave_us_out)
     graph = torch.autograd.graph
     run = graph._engine_run_backward
 

@@ -33,6 +33,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from fused_eager.fusion_rules import programs
 
+from ...quiet import uncompiled
 from . import derive, native, shapes
 from .recipes import make
 
@@ -80,16 +81,12 @@ def packet(name: str) -> dict[str, OpOverload]:
 
 
 def unseen(kernel: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """`kernel` where Dynamo does not look: while what it has compiled runs, it takes the frames of kernels for more of
-    the program, and goes on into JAX."""
+    """`kernel` where Dynamo does not look."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel(*first, *args, **kwargs)
 
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(run.__code__, frames._FrameExecStrategy(skip, skip))
-    return run
+    return uncompiled(run)
 
 
 def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> OpOverload:
