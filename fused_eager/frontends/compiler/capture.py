@@ -11,7 +11,8 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -35,7 +36,7 @@ from ...running.island import judge
 from ...running.load import homes_of_values
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import NativeInput, Stream
-from .program import Call, Fetch, Program, Stage, free_slots, mapped
+from .program import Call, Fetch, Made, Program, Stage, free_slots, mapped
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -46,10 +47,13 @@ class Unfit(Exception):
     """A graph that cannot be recorded ahead; the text says why."""
 
 
-class Opaque(NamedTuple):
-    """What stands for a value that is no dense tensor of the host's."""
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What stands for a value that is no dense tensor of the host's. Of a quantized one torch's inference knows
+    nothing: it says of it, and of what comes of it, that they are plain tensors."""
 
     slot: int
+    quantized: bool = False
 
 
 # Draws that look at no value of their operand: its shape and dtype say all.
@@ -57,6 +61,14 @@ _VALUELESS = frozenset(
     {"aten::bernoulli.p", "aten::uniform", "aten::normal_functional", "aten::exponential", "aten::geometric",
      "aten::log_normal", "aten::cauchy", "aten::random", "aten::random.from", "aten::random.to"}
 )  # fmt: skip
+
+
+_QUANTIZING = frozenset(
+    {"aten::quantize_per_tensor", "aten::quantize_per_tensor_dynamic", "aten::quantize_per_channel",
+     "aten::_make_per_tensor_quantized_tensor", "aten::_make_per_channel_quantized_tensor",
+     "aten::_empty_affine_quantized", "aten::_empty_per_channel_affine_quantized", "aten::empty_quantized"}
+)  # fmt: skip
+_DEQUANTIZING = frozenset({"aten::dequantize", "aten::int_repr"})
 
 
 class Capture:
@@ -187,7 +199,7 @@ class Capture:
         if not isinstance(target, OpOverload):
             return self._native(node, target, args, kwargs) if values else target(*args, **kwargs)
         info = info_of(target)
-        if any(isinstance(a, Opaque) for a in values):
+        if any(isinstance(a, Opaque) for a in values) or target._schema.name in _QUANTIZING:
             return self._native(node, target, args, kwargs, info)
         kind = info.kind
         if kind is Kind.RANDOM and str(target) in RANDOM_UNLESS_ZERO:
@@ -230,7 +242,7 @@ class Capture:
             mask = self._compute(node, info_of(aten.zeros_like.default), (x,), {"dtype": torch.bool})
             return self._compute(node, info_of(aten.mul.Tensor), (x, mask), {}), mask
         mask = self._allocate(aten.empty_like.default, (x,), {"dtype": torch.bool})
-        self.steps.append(Call(aten.bernoulli_.float, [self._template(mask), 1 - p], {}, ((self._slot(), None, None),)))
+        self.steps.append(Call(aten.bernoulli_.float, [self._template(mask), 1 - p], {}, (Made(self._slot()),)))
         kept = self._compute(node, info_of(aten.mul.Tensor), (x, mask), {})
         return self._compute(node, info_of(aten.mul.Tensor), (kept, 1 / (1 - p)), {}), mask
 
@@ -259,7 +271,7 @@ class Capture:
         slot = self._slot()
         t = self.given[slot] = self._made(size, strides, like.dtype)
         self._own(t, slot)
-        self.steps.append(Call(torch.empty_strided, (size, strides), {"dtype": like.dtype}, ((slot, None, None),)))
+        self.steps.append(Call(torch.empty_strided, (size, strides), {"dtype": like.dtype}, (Made(slot),)))
         return t
 
     def _native(
@@ -273,16 +285,21 @@ class Capture:
         reads = [storage_of(a)._cdata for a in _leaves([args, kwargs]) if isinstance(a, Tensor)]
         if any(cdata in pending for cdata in reads) or info is None or info.written:
             self._close(Reason("sync.island", f"{target} runs natively", describe(place)))
-        made: list[tuple[int, Any, Any]] = []
+        made: list[Made] = []
+        name = info.op._schema.name if info is not None else ""
+        quantized = name in _QUANTIZING or any(type(a) is Opaque and a.quantized for a in _leaves([args, kwargs]))
 
         def stand_in(val: Any) -> Any:
             if val is None or isinstance(val, (bool, str)):
                 return val
             if isinstance(val, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise Unfit(f"{target} returns a number, which what follows depends on")
+            if quantized and name not in _DEQUANTIZING:
+                made.append(Made(self._slot()))
+                return Opaque(self.slots - 1, True)
             found = self._stand_in(val)
-            ordinary = isinstance(found, Tensor)
-            made.append((self.slots - 1, tuple(val.shape) if ordinary else None, val.stride() if ordinary else None))
+            form = (tuple(val.shape), val.stride(), val.dtype) if isinstance(found, Tensor) else ()
+            made.append(Made(self.slots - 1, *form))
             return found
 
         val = self._promised(node, target, args, kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -79,15 +79,23 @@ def fetched(template: Any, slots: Slots) -> Any:
     return mapped(leaf, template)
 
 
+class Made(NamedTuple):
+    """A slot that a call fills, and the form of tensor that what follows was recorded for; None where nobody minds."""
+
+    slot: int
+    size: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that torch makes itself: `made` are the slots of what it returns, in order, each with the sizes and
-    strides that what follows was recorded for; None where nobody minds."""
+    """A call that torch makes itself: `made` is what it returns, in order."""
 
     target: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    made: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...] | None], ...]
+    made: tuple[Made, ...]
 
     def run(self, slots: Slots) -> None:
         """Make the call, on the values of the slots."""
@@ -95,12 +103,17 @@ class Call:
         found = list(_flat(result))
         if len(found) != len(self.made):
             raise RuntimeError(f"{self.target} returned {len(found)} values where {len(self.made)} were promised")
-        for (slot, size, strides), value in zip(self.made, found, strict=True):
-            slots[slot] = value if size is None else self._as_promised(value, size, strides)
+        for made, value in zip(self.made, found, strict=True):
+            slots[made.slot] = value if made.size is None else self._as_promised(value, made)
 
-    def _as_promised(self, t: Tensor, size: tuple[int, ...], strides: Any) -> Tensor:
-        if tuple(t.shape) != size:
-            raise RuntimeError(f"{self.target} returned a tensor of {tuple(t.shape)} where {size} was promised")
+    def _as_promised(self, t: Tensor, made: Made) -> Tensor:
+        size, strides = made.size, made.strides
+        assert size is not None and strides is not None
+        if tuple(t.shape) != size or t.dtype is not made.dtype or t.layout is not torch.strided:
+            raise RuntimeError(
+                f"{self.target} returned {t.dtype}{list(t.shape)} ({t.layout}) where its shape function promised "
+                f"{made.dtype}{list(size)}"
+            )
         if t.is_conj() or t.is_neg():
             t = t.resolve_conj().resolve_neg()
         if t.stride() == strides:
@@ -255,7 +268,7 @@ def free_slots(steps: Sequence[Call | Stage], result: Any, slots: int) -> list[t
     for at in range(len(steps) - 1, -1, -1):
         step = steps[at]
         if isinstance(step, Call):
-            touched = [*_read(step.args), *_read(step.kwargs), *(slot for slot, _, _ in step.made)]
+            touched = [*_read(step.args), *_read(step.kwargs), *(made.slot for made in step.made)]
         else:
             touched = [s for _, _, s, _ in step.inputs] + [s for _, s in step.outputs] + [s for _, s, _ in step.written]
         drops.append(tuple(dict.fromkeys(s for s in touched if s not in last)))

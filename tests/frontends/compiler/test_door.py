@@ -398,6 +398,27 @@ def test_subclasses_and_sparse_tensors() -> None:
     torch.testing.assert_close(compiled(lambda s, x: torch.sparse.mm(s, x) * 2)(s, x), x * 2)
 
 
+def test_quantized_tensors_and_what_comes_of_them() -> None:
+    def f(x: Tensor) -> Any:
+        q = torch.quantize_per_tensor(x + 1, 0.1, 0, torch.qint8)
+        return q, torch.relu(q).dequantize() * 2, q.int_repr() + 1
+
+    for x in (torch.randn(3, 4), torch.randn(3, 4)):
+        for found, wanted in zip(compiled(f)(x), f(x), strict=True):
+            assert (found.dtype, found.stride()) == (wanted.dtype, wanted.stride())
+            torch.testing.assert_close(*((t.dequantize() if t.is_quantized else t) for t in (found, wanted)))
+
+
+def test_an_op_that_returns_another_dtype_than_it_has_promised_is_found_out() -> None:
+    @torch.library.custom_op("fused_eager_tests::lies", mutates_args=())
+    def lies(x: Tensor) -> Tensor:
+        return x.double()
+
+    lies.register_fake(torch.empty_like)
+    with pytest.raises(RuntimeError, match=r"lies.default returned torch.float64\[3\] .* promised torch.float32\[3\]"):
+        compiled(lambda x: lies(x) + 1)(torch.ones(3))
+
+
 def test_memory_that_is_counted_from_the_storage_may_begin_elsewhere_in_the_next_call() -> None:
     g = compiled(lambda x: x.as_strided((3,), (2,), 5) * 2)
     base = torch.arange(60.0)
