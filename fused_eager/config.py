@@ -95,6 +95,15 @@ class Config:
     cache_wait: float = _row(60.0, "seconds to wait for another process that compiles the same region", minimum=0)
     cache_timeout: float = _row(5.0, "seconds that one read from a shared store may take", minimum=0.01)
     cache_lease: float = _row(10.0, "seconds after which a process that died while compiling is replaced", minimum=0.1)
+    heartbeat: float = _row(
+        10.0, "seconds of silence after which another rank of a distributed job is lost; 0: nobody watches", minimum=0
+    )
+    arrival: float = _row(
+        60.0, "seconds that a rank may come later than the others to make a process group", minimum=0.1
+    )
+    check_collectives: bool | None = _row(
+        None, "compare the order of collectives between ranks, before each of them; auto: in mode debug"
+    )
     validate: bool | None = _row(None, "check what each stage hands on; auto: in modes debug and strict")
     progress: bool = _row(True, "after one second of waiting, say what is being waited for")
 
@@ -151,6 +160,11 @@ class Config:
     def in_subprocess(self) -> bool:
         """Whether XLA compiles in a process of its own, where it can."""
         return self.compiler == "process"
+
+    @property
+    def checks_collectives(self) -> bool:
+        """Whether ranks compare the order of their collectives."""
+        return self.mode == "debug" if self.check_collectives is None else self.check_collectives
 
     @property
     def validates(self) -> bool:

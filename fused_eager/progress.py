@@ -9,6 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FIRST, EVERY = 1.0, 10.0  # seconds
+_NOW: dict[int, list[str | Callable[[], str]]] = {}  # what each thread waits for, the innermost last
+
+
+def doing(thread: int) -> str:
+    """What a thread, given by its number, is waiting for now, in words; "" if it is not."""
+    found = _NOW.get(thread)
+    try:
+        what = found[-1] if found else ""
+    except IndexError:  # it has ended just now
+        return ""
+    return what if isinstance(what, str) else what()
 
 
 @contextmanager
@@ -17,6 +28,20 @@ def waiting(what: str | Callable[[], str], enabled: bool = True) -> Iterator[Non
 
     Where it is a function, that is asked each time. Where no thread can be had any more, nothing is written.
     """
+    own = threading.get_ident()
+    _NOW.setdefault(own, []).append(what)
+    try:
+        with _told(what, enabled):
+            yield
+    finally:
+        stack = _NOW[own]
+        stack.pop()
+        if not stack:
+            del _NOW[own]
+
+
+@contextmanager
+def _told(what: str | Callable[[], str], enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return

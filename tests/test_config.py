@@ -40,6 +40,9 @@ OTHER: dict[str, tuple[str, Any]] = {
     "cache_wait": ("2.5", 2.5),
     "cache_timeout": ("1", 1.0),
     "cache_lease": ("3", 3.0),
+    "heartbeat": ("2.5", 2.5),
+    "arrival": ("5", 5.0),
+    "check_collectives": ("on", True),
     "validate": ("0", False),
     "progress": ("no", False),
 }

@@ -73,7 +73,7 @@ def test_imports_run_one_way(path: Path) -> None:
 # The packages of the runtime, each of which may import those before it, wherever in a module the import stands.
 # A module beside them, in fused_eager/ itself, is for all.
 PACKAGES = (
-    *("log", "choosing", "memory", "devices", "targets", "tracing", "planning", "lowering", "compiling", "follower"),
+    *("log", "ranks", "choosing", "memory", "devices", "targets", "tracing", "planning", "lowering", "compiling", "follower"),
     *("running", "recording", "frontends.context", "frontends.device", "frontends.collectives", "frontends.kernels"),
     *("frontends.compiler", "reporting", "commands"),
 )

@@ -19,14 +19,17 @@ from torch._C import _distributed_c10d as c10d
 
 from fused_eager.fusion_rules.lowering import map_leaves
 
+from ...config import resolve
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...log.site import Site
 from ...quiet import as_eager, uncompiled
+from ...ranks import calls, job
+from ...ranks.table import COLLECTIVES, Collective
 from ..device import transfers
+from ..device.doors import DOORS
 from ..device.transfers import is_ours
-from .table import COLLECTIVES, Collective
 
 Tensor = torch.Tensor
 
@@ -158,9 +161,13 @@ class DeviceWork(c10d.Work):
         return self._finished()
 
     def _failed(self, error: BaseException) -> BaseException:
-        """The group's error, with the collective and the program's line before its words."""
+        """The group's error, with the collective and the program's line before its words; or, where another rank is
+        lost, what is known of that."""
         self._kept.discard(self)
-        return type(error)(f"{self._told}: {error}") if isinstance(error, RuntimeError) else error
+        if not isinstance(error, RuntimeError):
+            return error
+        explained = job.explain(error, f"waits in {self._told}")
+        return type(error)(f"{self._told}: {error}") if explained is error else explained
 
 
 def _finished(row: Collective, copies: Copies, group: Any, started: float) -> Callable[[], list[Tensor]]:
@@ -181,12 +188,16 @@ def _kernel(row: Collective) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        calls.begin(row.op, given, DOORS[0].stream.config)
         copies = Copies(row, site.describe(site.here()))
         named = {name: copies.of(name, value) for name, value in given.items()}
         group = c10d.ProcessGroup.unbox(given["process_group"])
         _serve_the_host(group)
         started = time.monotonic()
-        out = op(**named)
+        try:
+            out = op(**named)
+        except RuntimeError as error:
+            raise job.explain(error, f"calls {row.op.strip('_')} at {copies.reason.site}") from error
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
@@ -215,10 +226,19 @@ def backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
     Raises:
         RuntimeError: this torch has none.
+        RankLost: a rank does not come to make the group, or is lost meanwhile.
     """
     if not distributed.is_gloo_available():
         raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
-    return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    is_first = not distributed.is_initialized()
+    job.arrive(store, rank, size, timeout, is_first)
+    try:
+        made = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    except RuntimeError as error:
+        raise job.explain(error, "makes a process group") from error
+    if is_first:
+        job.join(store.underlying_store, rank, size, resolve())
+    return made
 
 
 NAMES = ("fused_eager", "tpu_dist")

@@ -20,6 +20,7 @@ from ...log.reasons import Reason
 from ...memory.buffers import LOCK
 from ...recording import native
 from ...running import run
+from . import collectives
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door
@@ -168,6 +169,7 @@ def rows() -> tuple[Row, ...]:
         (c10d.GradBucket, "buffer", _bucket_given),
         (c10d.GradBucket, "gradients", _bucket_given),
         (c10d.GradBucket, "set_buffer", _bucket_given),
+        (c10d.Work, "wait", collectives.waited),
         (torch._C.Future, "then", _called_back),
         (torch._C.Future, "add_done_callback", _called_back),
         (torch._C.Future, "set_result", _given),

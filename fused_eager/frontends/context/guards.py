@@ -34,6 +34,7 @@ from ...running import run
 from . import (
     buckets,
     bypass,
+    collectives,
     composites,
     distribution,
     formulas,
@@ -181,10 +182,11 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         reducers.attach()
         try:
-            if not door.bypassed and door.stream.backoff.left and native.nothing_is_pending():
-                out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
-            else:
-                out = original(*args, **kwargs)
+            with collectives.explained():
+                if not door.bypassed and door.stream.backoff.left and native.nothing_is_pending():
+                    out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
+                else:
+                    out = original(*args, **kwargs)
         finally:
             buckets.shut()
         if not door.bypassed:

@@ -34,7 +34,7 @@ from ...tracing.allowance import ALLOWANCE, limits
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import Stream
-from . import buckets, inspecting
+from . import collectives, inspecting
 from .bypass import Bypass, turned
 
 _is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
@@ -169,8 +169,8 @@ class FrontDoor(Bypass):
         if kind is Kind.VIEW or kind is Kind.ALLOCATE:
             return profiled.through(func, args, kwargs) if profiled.on else func(*args, **kwargs)
         if kind is Kind.CUSTOM:
-            if info.op.namespace == "c10d":
-                buckets.finish_buckets()
+            if info.op.namespace in collectives.NAMESPACES:
+                return collectives.call(stream, info, args, kwargs)
             # Not under the lock: a collective may wait for another process, and that for a thread of this one.
             return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
         with LOCK:

@@ -1,0 +1,55 @@
+"""Collectives of CPU tensors in a context: torch's own groups run them, and their errors say which rank is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...ranks import calls, job, status
+from ...recording import native
+from ...tracing.opinfo import OpInfo
+from ...tracing.stream import Stream
+from . import buckets
+
+NAMESPACES = frozenset({"c10d", "_c10d_functional"})
+
+
+def call(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a collective, or wait for one.
+
+    Raises:
+        RankLost: another rank is lost.
+        CollectivesDiffer: it is another one than other ranks have called.
+    """
+    buckets.finish_buckets()
+    named = {**dict(zip(info.names, args, strict=False)), **kwargs}
+    if "process_group" in named or "group_name" in named:
+        calls.begin(info.op._schema.name.partition("::")[2], named, stream.config)
+    with explained():
+        return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
+
+
+def waited(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Waiting for a collective."""
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        with explained():
+            return original(*args, **kwargs)
+
+    return wait
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """In the body collectives are waited for, perhaps in C++: where that fails because a rank is lost, say which one."""
+    try:
+        yield
+    except RuntimeError as error:
+        at = status.place()
+        why = job.explain(error, f"waits in {at.collective or 'a collective'} at {at.line}")
+        if why is error:
+            raise
+        raise why from error

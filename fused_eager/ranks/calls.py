@@ -1,0 +1,70 @@
+"""A call of a collective, in words: what has to be the same on all ranks, and what an error says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ..config import Config
+from ..log import site
+from . import job, order
+from .table import BY_OP, Collective
+
+
+def group_of(named: dict[str, Any]) -> Any:
+    """The process group that a call names; None if it names none.
+
+    Arguments:
+        named: the call's arguments by name.
+    """
+    boxed = named.get("process_group")
+    if boxed is not None:
+        return distributed.ProcessGroup.unbox(boxed)
+    name = named.get("group_name")
+    return torch._C._distributed_c10d._resolve_process_group(name) if isinstance(name, str) else None
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "(" + ", ".join(map(_shapes, value)) + ")"
+
+
+def reduction(value: Any) -> str:
+    """The name of a reduction, as `c10d` ops are given it."""
+    if isinstance(value, str):
+        return value.upper()
+    number = value.op() if isinstance(value, torch.ScriptObject) else value
+    return next((n for n, v in distributed.ReduceOp.RedOpType.__members__.items() if v.value == int(number)), "?")
+
+
+def words(name: str, row: Collective | None, named: dict[str, Any]) -> str:
+    """What of a call has to be the same on all ranks of the group."""
+    parts = [_shapes(named[argument]) for argument in (row.alike if row is not None else ()) if argument in named]
+    if "reduce_op" in named:
+        parts.append(reduction(named["reduce_op"]))
+    if "root_rank" in named:
+        parts.append(f"root {named['root_rank']}")
+    return f"{name.strip('_')}({', '.join(parts)})"
+
+
+def begin(name: str, named: dict[str, Any], options: Config) -> None:
+    """Before a collective is called: the job is joined, and if it is asked for, the ranks compare what they call.
+
+    Raises:
+        RankLost: another rank is lost.
+        CollectivesDiffer: another rank has called something else.
+    """
+    job.join_default(options)
+    beat = job.current()
+    if beat is None:
+        return
+    row = BY_OP.get(name)
+    if beat.fault is not None:
+        raise beat.fault.error(beat.rank, f"calls {name.strip('_')} at {site.caller()}")
+    if beat.checks and (row is None or row.is_for_all):
+        group = group_of(named)
+        if group is not None and group.size() > 1:
+            order.check(beat, group.group_name, words(name, row, named), str(site.caller()))

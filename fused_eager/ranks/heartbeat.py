@@ -1,0 +1,337 @@
+"""The heartbeat: each rank says that it lives, watches one other, and learns which one is lost.
+
+Two threads do it. The *messenger* talks to the store: it publishes this rank's status, reads that of the next rank that
+has not ended, and the job's fault, if there is one. The *watcher* never touches the store, so that it notices where that
+does not answer. A rank that finds a fault publishes it, the first one counts; every rank that learns of it cuts the
+connections of its process groups, so that whatever waits in a collective fails at once, in Python or in C++; and
+`error_of` says why it has failed.
+
+Whoever watches asks for one status and one fault a beat: the store's work grows with the ranks, not with their square.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+from torch import distributed
+
+from ..config import Config
+from ..log.events import LOG
+from ..progress import EVERY
+from . import sockets
+from .channel import Channel, StoreGone
+from .faults import Fault
+from .status import Observer, Place, Status, place
+
+BEATS = 8  # in the time after which a rank is lost
+MANY = 64  # ranks: where there are more, only the first of a group says for whom it waits
+WORKS = 0.2  # of a core: who takes more is not silent for having stopped
+EXIT_CODE = 13
+
+
+class Seen:
+    """The last status of another rank, and when it was another one: by this process's clock, and in how many looks."""
+
+    def __init__(self) -> None:
+        self.status: Status | None = None
+        self.at = time.monotonic()
+        self.looks = 0
+        self.worked = 0.0
+
+    def take(self, status: Status | None) -> None:
+        """It has been read again."""
+        self.looks += 1
+        if status is not None and (self.status is None or status.beat != self.status.beat):
+            self.status, self.at, self.looks = status, time.monotonic(), 0
+            self.worked = status.processor_time()
+
+
+class Heartbeat:
+    """The heartbeat of one job in this process, which is rank `rank` of `size`."""
+
+    def __init__(self, store: Any, rank: int, size: int, options: Config, generation: str = ""):
+        self.rank, self.size = rank, size
+        self.seconds, self.progress = options.heartbeat, options.progress
+        self.checks = options.checks_collectives
+        self.period = min(1.0, self.seconds / BEATS, 0.25 if self.checks else 1.0) if self.seconds else 0.25
+        self.channel = Channel(store, self.seconds or 10.0)
+        self.port = int(getattr(self.channel._base, "port", 0) or 0)
+        self.fault: Fault | None = None
+        self._failed = threading.Event()
+        self._store_gone_at = 0.0
+        self._observer = Observer(rank)
+        self._own: Status | None = None
+        self._seen: dict[int, Seen] = {}
+        self._stopped = threading.Event()
+        self._looks_at = 0.0
+        self._world: weakref.ref[Any] | None = None
+        self._beats = 0
+        self._sockets: sockets.Sockets = {}
+        self._ends: dict[int, list[str]] = {}  # of the other ranks' connections
+        self.pid = os.getpid()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it beats no more."""
+        return self._stopped.is_set()
+
+    def is_of(self, world: Any) -> bool:
+        """Whether it is the heartbeat of the job with this default group, as long as that is the one there is."""
+        if world is None:
+            return self._world is None
+        if self._world is None:  # it has begun while the group was made
+            self._world = weakref.ref(world)
+        return self._world() is world
+
+    def start(self) -> None:
+        """Begin to beat, and to watch."""
+        for body in (self._carry, self._watch):
+            threading.Thread(target=body, daemon=True, name=f"fused-eager {body.__name__.strip('_')}").start()
+
+    # ---- the messenger ------------------------------------------------------------------------------------------
+
+    def _carry(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._beat()
+            except StoreGone:
+                self._store_gone_at = time.monotonic()
+                return
+            self._stopped.wait(self.period)
+
+    def _beat(self) -> None:
+        self._own = own = self._observer.look()
+        self.channel.put(f"rank/{self.rank}", own.text())
+        self._beats += 1
+        self._tell_ends()
+        if self.fault is not None or (self._beats & (self._beats - 1) == 0 and self.size <= MANY):
+            self._learn_ends()  # in the 1st, 2nd, 4th ... beat
+        if self.fault is not None:
+            sockets.cut(self._others())
+            return
+        found = self.channel.get("fault")
+        if found:
+            self.fail(Fault.parse(found))
+        if self.fault is not None or not self.seconds:
+            return
+        if self.size > 1:
+            self._look_at_next()
+        if own.collective and own.seconds >= 1.0 and not own.doing:
+            self._look_at_all(own)
+
+    def _tell_ends(self) -> None:
+        """Publish the ends of this rank's connections, where there are others than before."""
+        now = sockets.open_now()
+        if now != self._sockets:
+            self._sockets = now
+            self.channel.put(f"ends/{self.rank}", json.dumps(sockets.ends(now, self.port)))
+
+    def _learn_ends(self) -> None:
+        for rank in range(self.size):
+            if rank != self.rank:
+                text = self.channel.get(f"ends/{rank}")
+                if text:
+                    self._ends[rank] = json.loads(text)
+
+    def _others(self) -> set[str]:
+        return {end for ends in list(self._ends.values()) for end in ends}
+
+    def read(self, rank: int) -> Seen:
+        """Look at a rank again."""
+        seen = self._seen.setdefault(rank, Seen())
+        text = self.channel.get(f"rank/{rank}")
+        seen.take(Status.parse(text) if text else None)
+        return seen
+
+    def _look_at_next(self) -> None:
+        for step in range(1, self.size):
+            rank = (self.rank + step) % self.size
+            seen = self.read(rank)
+            if seen.status is None or not seen.status.has_ended:
+                self._judge(rank, seen)
+                return
+
+    def _judge(self, rank: int, seen: Seen) -> None:
+        """Whether a rank that has not ended is lost."""
+        status = seen.status
+        if status is None:
+            return  # it does not use this library, and says nothing
+        process = status.process()
+        if process == "gone":
+            self.publish(Fault("gone", rank, f"is lost: its process {status.pid} has ended without a word", status.line))
+            return
+        late = time.monotonic() - seen.at
+        # The looks are counted, too: this process may have been stopped itself.
+        if late < self.seconds or seen.looks < BEATS // 2:
+            return
+        if process in ("R", "S") and status.processor_time() - seen.worked > WORKS * late:
+            return  # it works, and C code of it keeps the interpreter from its other threads
+        stopped = " is stopped" if process in ("T", "t") else ""
+        text = f"is lost: it has said nothing for {late:.0f} s" + (stopped and f", and its process {status.pid}{stopped}")
+        self.publish(Fault("silent", rank, text, status.line))
+
+    def _look_at_all(self, own: Status) -> None:
+        """While this rank waits: for whom, and whether one that has ended will never come."""
+        now = time.monotonic()
+        ranks = self._ranks_of(place(detailed=True))
+        if now < self._looks_at or (len(ranks) > MANY and ranks[0] != self.rank):
+            return
+        self._looks_at = now + min(EVERY, self.seconds)
+        ended = []
+        late: list[str] = []
+        for rank in ranks:
+            if rank == self.rank:
+                continue
+            seen = self.read(rank)
+            status = seen.status
+            if status is None:
+                late.append(f"rank {rank}, which says nothing of itself")
+            elif status.has_ended:
+                ended.append((rank, seen))
+                late.append(f"rank {rank}, {status.words()}")
+            elif status.doing or not status.collective:
+                late.append(f"rank {rank}, {status.words()}")
+            if self.fault is not None:
+                return
+        for rank, seen in ended:
+            if own.seconds > self.seconds and now - seen.at >= 0.9 * self.seconds:
+                status = seen.status
+                line = status.line if status is not None else ""
+                self.publish(Fault("ended", rank, "has ended its program, and others wait for it", line))
+                return
+        if self.progress:
+            for_whom = "; ".join(late[:4]) + (f"; and {len(late) - 4} more" if len(late) > 4 else "")
+            for_whom = for_whom or "all ranks of the group are in collectives"
+            where = f"{own.collective} at {own.line}, for {own.seconds:.0f} s"
+            self._say(f"rank {self.rank}: waiting for {for_whom} (in {where})")
+
+    def _ranks_of(self, at: Place) -> list[int]:
+        try:
+            group = at.group if at.group is not None else distributed.group.WORLD
+            return list(distributed.get_process_group_ranks(group))
+        except (KeyError, RuntimeError, ValueError, TypeError):  # it has just been destroyed
+            return list(range(self.size))
+
+    # ---- faults -------------------------------------------------------------------------------------------------
+
+    def publish(self, fault: Fault) -> None:
+        """Tell all ranks of a fault, unless there has been one already, and fail for the first one."""
+        try:
+            fault = Fault.parse(self.channel.first("fault", fault.dump()))
+        except StoreGone:  # the others will find out by themselves
+            pass
+        self.fail(fault)
+
+    def fail(self, fault: Fault) -> None:
+        """From now on every collective fails, for this reason."""
+        if self.fault is not None:
+            return
+        self.fault = fault
+        if fault.rank != self.rank:
+            self._say(f"rank {self.rank} aborts its process groups: {fault.short()}")
+        LOG.emit("rank-lost", rank=fault.rank, what=fault.kind, detail=fault.text, site=fault.line)
+        self._failed.set()
+        sockets.cut(self._others())  # and again by the messenger, who asks for those that are new
+
+    def error_of(self, where: str, wait: bool = True) -> Exception | None:
+        """Why a collective has failed that this rank was at; None if no rank is lost. Gloo notices at once that a
+        connection is closed; who has closed it is known within the heartbeat's time at the latest."""
+        if wait and self.seconds and self.fault is None:
+            self._find_out()
+        return None if self.fault is None else self.fault.error(self.rank, where)
+
+    def _find_out(self) -> None:
+        until = time.monotonic() + self.seconds + 2 * self.period
+        while time.monotonic() < until and not self._failed.wait(min(self.period, 0.2)):
+            if self._store_gone_at:
+                self._blame_holder("has ended, and with it the store by which ranks find each other")
+                return
+            for rank, seen in list(self._seen.items()):
+                if seen.status is not None and not seen.status.has_ended and seen.status.process() == "gone":
+                    self._judge(rank, seen)
+            if self.channel.busy_since or self._failed.is_set():
+                continue
+            try:
+                for rank in self._ranks_of(Place("", "")) if self.size <= MANY else []:
+                    if rank != self.rank and self.fault is None:
+                        seen = self.read(rank)
+                        if seen.status is not None and not seen.status.has_ended:
+                            self._judge(rank, seen)
+            except StoreGone:
+                self._store_gone_at = time.monotonic()
+
+    def _blame_holder(self, text: str) -> None:
+        first = self.channel.is_held_by_first and self.rank != 0
+        known = self._seen.get(0)
+        line = known.status.line if first and known is not None and known.status is not None else ""
+        self.fail(Fault("store", 0 if first else None, text if first else f"{self.channel.holder} {text}", line))
+
+    # ---- the watcher --------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self.period):
+            if not self.is_of(distributed.group.WORLD):
+                self.stop()
+                return
+            if self.fault is not None:
+                self._end_if_stuck()
+                return
+            if not self.seconds:
+                continue
+            now, busy, own = time.monotonic(), self.channel.busy_since, self._own
+            if busy and now - busy > self.seconds:
+                self._blame_holder(f"is lost: the store that it holds has not answered for {now - busy:.0f} s")
+            elif self._store_gone_at and now - self._store_gone_at > self.seconds and own is not None:
+                own = self._observer.look()  # the messenger has ended
+                if own.collective and own.seconds > self.seconds:
+                    self._blame_holder("has ended, and with it the store by which ranks find each other")
+
+    def _end_if_stuck(self) -> None:
+        """The connections have been cut. Whatever waits on in a collective waits for something else: for a store, whose
+        connection is cut next; or for what nobody can interrupt, and then the process ends."""
+        began, line, cut = time.monotonic(), "", False
+        while not self._stopped.wait(0.2):
+            at = place()
+            if not at.is_sure or at.line != line:
+                began, line, cut = time.monotonic(), at.line, False
+                continue
+            waited = time.monotonic() - began
+            if waited > 2.0 and not cut and self.port:
+                cut = True
+                sockets.cut_to(self.port)
+            if waited > max(self.seconds, 5.0) and self.fault is not None:
+                where = f"cannot be interrupted in {at.collective} at {at.line}, and ends here"
+                self._say(str(self.fault.error(self.rank, where)))
+                sys.stdout.flush()
+                os._exit(EXIT_CODE)
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Say that this rank's program has ended, or its process group, and be silent from then on."""
+        if self._stopped.is_set() or os.getpid() != self.pid:
+            return
+        self._stopped.set()
+        if self.fault is None and not self._store_gone_at and not self.channel.busy_since:
+            own = self._own or Status(self.rank)
+            try:
+                ended = Status(self.rank, own.beat + 1, own.line, host=own.host, pid=own.pid, has_ended=True)
+                self.channel.put(f"rank/{self.rank}", ended.text())
+            except StoreGone:
+                pass
+
+    def raised(self, error: BaseException, line: str) -> None:
+        """The program ends with an error that nobody has caught."""
+        if os.getpid() != self.pid or self.fault is not None or self._stopped.is_set() or self._store_gone_at:
+            return
+        words = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        self.publish(Fault("raised", self.rank, f"has raised {words}", line))
+
+    def _say(self, text: str) -> None:
+        print(f"fused_eager: {text}", file=sys.stderr, flush=True)

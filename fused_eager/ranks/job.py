@@ -1,0 +1,176 @@
+"""This process's part in a job: when its heartbeat begins and ends, and what becomes of errors of the groups."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from torch import distributed
+
+from ..config import Config, resolve
+from ..errors import FusedEagerError
+from ..progress import EVERY
+from . import order, status
+from .channel import Channel, StoreGone, base
+from .faults import Fault
+from .heartbeat import Heartbeat
+
+_lock = threading.Lock()
+_current: list[Heartbeat] = []
+_watched: list[object] = []
+
+
+def current() -> Heartbeat | None:
+    """The heartbeat of the job that this process is a rank of, if it has one."""
+    return _current[0] if _current and _current[0].pid == os.getpid() else None
+
+
+def join(store: Any, rank: int, size: int, options: Config) -> None:
+    """Begin to beat, as a rank of the job whose default group has this store. Does nothing where that is so already."""
+    if size < 2 or not (options.heartbeat or options.checks_collectives):
+        return
+    if not _is_shared(store):
+        return
+    with _lock:
+        known = current()
+        if known is not None:
+            if not known.has_stopped and known.is_of(distributed.group.WORLD):
+                return
+            known.stop()
+            order.forget(known)
+        began = Heartbeat(store, rank, size, options)
+        _current[:] = [began]
+        began.start()
+        if not _watched:
+            _watched.append(atexit.register(_ends))
+            _watched.append(_chain_excepthook())
+
+
+def join_default(options: Config) -> None:
+    """The same, of the default group that there is: called for each collective."""
+    world = distributed.group.WORLD
+    if world is None or (_current and not _current[0].has_stopped and _current[0].is_of(world)):
+        return
+    join(distributed.distributed_c10d._get_default_store(), world.rank(), world.size(), options)
+
+
+def _ends() -> None:
+    found = current()
+    if found is not None:
+        found.stop()
+
+
+def _chain_excepthook() -> Any:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        found = current()
+        if found is not None:
+            lines = [f for f in traceback.extract_tb(trace) if status.is_programs(f.filename)]
+            found.raised(error, f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "")
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    return hook
+
+
+# What gloo says where a connection is gone, or nobody has come.
+_OF_CONNECTIONS = ("gloo/transport", "gloo/rendezvous", "timed out", "timeout", "Connection", "connect", "Broken pipe")
+
+
+def explain(error: BaseException, where: str) -> BaseException:
+    """What a rank raises in the place of an error of a group's: why it has come, if another rank is lost. It may wait
+    for the heartbeat's time until that is known.
+
+    Arguments:
+        where: what this rank was at, after its number: "waits in all_reduce at train.py:12".
+    """
+    found = current()
+    if found is None or isinstance(error, FusedEagerError) or not isinstance(error, RuntimeError):
+        return error
+    of_connections = any(word in str(error) for word in _OF_CONNECTIONS)
+    if not of_connections and found.fault is None:
+        return error
+    return found.error_of(where) or error
+
+
+def refuse_if_failed(where: str) -> None:
+    """Raise, before a collective is called, if a rank is lost: there is nobody to call it with.
+
+    Raises:
+        RankLost: it is.
+        CollectivesDiffer: the ranks have called different ones.
+    """
+    found = current()
+    if found is not None and found.fault is not None:
+        raise found.fault.error(found.rank, where)
+
+
+# ---- arriving -----------------------------------------------------------------------------------------------------
+
+
+def arrive(store: Any, rank: int, size: int, timeout: timedelta, is_first: bool) -> None:
+    """Wait until all ranks of a group have come to make it.
+
+    Arguments:
+        store: the group's own part of the store.
+        rank, size: this rank in the group, and how many it has.
+        timeout: the group's.
+        is_first: whether it is the job's default group, whose ranks are the job's.
+
+    Raises:
+        RankLost: one has not come in time, or is lost.
+    """
+    options = resolve()
+    if size < 2 or not options.heartbeat or not _is_shared(store):
+        return
+    seconds = min(options.arrival, timeout.total_seconds())
+    own, of = (f"rank {rank}", "") if is_first else (f"rank {distributed.get_rank()}", " of a group")
+    where = "waits in init_process_group" if is_first else "waits in new_group"
+    began, told, pause = time.monotonic(), 0.0, 0.002
+    missing = [r for r in range(size) if r != rank]
+    try:
+        channel = Channel(store, seconds)
+        channel.put(f"arrived/{rank}", "1")
+        while True:
+            # A rank that makes the group with gloo alone leaves its addresses there.
+            missing = [r for r in missing if not (channel.get(f"arrived/{r}") or store.check([f"0/{r}"]))]
+            if not missing:
+                return
+            refuse_if_failed(where)
+            waited = time.monotonic() - began
+            if waited > seconds:
+                raise _missing(missing, of, waited).error(int(own.split()[1]), where)
+            if options.progress and waited > 1.0 and waited - told > EVERY * bool(told):
+                told = waited
+                text = f"fused_eager: {own}: waiting for {_who(missing)}{of} to make the process group, {waited:.0f} s so far"
+                print(text, file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
+    except StoreGone as error:
+        gone = Fault("store", None, f"the store by which ranks find each other ({channel.holder}) has gone")
+        raise gone.error(int(own.split()[1]), where) from error
+
+
+def _is_shared(store: Any) -> bool:
+    """Whether a store is one for processes: in others the ranks are threads of one."""
+    return isinstance(base(store), (distributed.TCPStore, distributed.FileStore))
+
+
+def _who(ranks: list[int]) -> str:
+    names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _missing(ranks: list[int], of: str, seconds: float) -> Fault:
+    text = f"come to make the process group in {seconds:.0f} s"
+    if len(ranks) == 1:
+        return Fault("missing", ranks[0], f"{of.strip()} has not {text}".strip())
+    return Fault("missing", None, f"{_who(ranks)}{of} have not {text}")

@@ -1,0 +1,72 @@
+"""The order of collectives, compared between the ranks of a group before each one is called.
+
+Each rank keeps a running hash of what it has called in a group: kind, shapes, dtypes, reduction, root. Whoever comes
+first to a number writes its hash and line into the store, and each other rank compares. The first that differs tells
+all: it raises at once, the others as soon as their heartbeat has asked, four times a second. Nothing is sent for a
+collective that differs, so no rank gets another one's values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass
+
+from .channel import StoreGone
+from .faults import Fault
+from .heartbeat import Heartbeat
+
+KEPT = 4096  # numbers of a group whose hashes stay in the store: a rank that only sends may run ahead
+
+
+@dataclass(slots=True)
+class _Of:
+    """One group: how many collectives this rank has called in it, and the hash of them all."""
+
+    number: int = 0
+    digest: str = ""
+
+
+_lock = threading.Lock()
+_groups: dict[tuple[int, str], _Of] = {}
+
+
+def check(beat: Heartbeat, group: str, call: str, line: str) -> None:
+    """Compare the next collective of a group with that of the other ranks.
+
+    Arguments:
+        group: its name, the same on all ranks.
+        call: what has to be the same on all of them, in words.
+
+    Raises:
+        CollectivesDiffer: another rank has called something else.
+        RankLost: one is lost.
+    """
+    with _lock:
+        of = _groups.setdefault((id(beat), group), _Of())
+        number, of.number = of.number, of.number + 1
+        of.digest = hashlib.sha256(f"{of.digest}/{call}".encode()).hexdigest()[:32]
+        mine = {"rank": beat.rank, "digest": of.digest, "call": call, "line": line}
+    try:
+        first = json.loads(beat.channel.first(f"order/{group}/{number}", json.dumps(mine)))
+        if first["digest"] != of.digest:
+            beat.publish(_fault(number, first, mine))
+        elif first["rank"] == beat.rank and number >= KEPT:
+            beat.channel.forget(f"order/{group}/{number - KEPT}")
+    except StoreGone:
+        return  # the heartbeat says so
+    if beat.fault is not None:
+        raise beat.fault.error(beat.rank, f"calls {call} at {line}")
+
+
+def _fault(number: int, first: dict[str, str], mine: dict[str, str]) -> Fault:
+    one, other = (f"rank {of['rank']} calls {of['call']} at {of['line']}" for of in (first, mine))
+    return Fault("differ", None, f"the ranks of a group differ in collective number {number}: {one}, and {other}")
+
+
+def forget(beat: Heartbeat) -> None:
+    """A job has ended."""
+    with _lock:
+        for key in [key for key in _groups if key[0] == id(beat)]:
+            del _groups[key]
