@@ -22,7 +22,7 @@ def group_of(named: dict[str, Any]) -> Any:
     boxed = named.get("process_group")
     if boxed is not None:
         return distributed.ProcessGroup.unbox(boxed)
-    name = named.get("group_name")
+    name: Any = named.get("group_name")
     return torch._C._distributed_c10d._resolve_process_group(name) if isinstance(name, str) else None
 
 
@@ -36,8 +36,8 @@ def reduction(value: Any) -> str:
     """The name of a reduction, as `c10d` ops are given it."""
     if isinstance(value, str):
         return value.upper()
-    number = value.op() if isinstance(value, torch.ScriptObject) else value
-    return next((n for n, v in distributed.ReduceOp.RedOpType.__members__.items() if v.value == int(number)), "?")
+    kinds = distributed.ReduceOp.RedOpType.__members__
+    return next((name for name, kind in kinds.items() if kind.value == value.op()), "?")
 
 
 def words(name: str, row: Collective | None, named: dict[str, Any]) -> str:

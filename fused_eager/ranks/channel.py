@@ -26,17 +26,18 @@ class StoreGone(Exception):
 class Channel:
     """The keys of this library in a job's store.
 
-    `busy_since` is the time (`time.monotonic`) since when a call has been waiting for the store; 0.0: none is.
+    `port` is the one that the store listens at, 0 if it is a file; `busy_since` the time (`time.monotonic`) since when a call has been waiting for the store; 0.0: none is.
     """
 
     def __init__(self, store: Any, seconds: float):
         before = sockets.open_now()
-        self._store = distributed.PrefixStore("fused_eager", store.clone())
+        self._store: Any = distributed.PrefixStore("fused_eager", store.clone())
         self._store.set_timeout(timedelta(seconds=max(seconds, 1.0)))
         self._socket = sockets.since(before)
         self._lock = threading.Lock()
-        self._base = base(store)
-        self._path = str(self._base.path) if isinstance(self._base, distributed.FileStore) else ""
+        found: Any = base(store)
+        self._path = str(found.path) if type(found) is distributed.FileStore else ""
+        self.port = int(found.port) if isinstance(found, distributed.TCPStore) else 0
         self.busy_since = 0.0
 
     @property

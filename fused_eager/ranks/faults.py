@@ -34,7 +34,7 @@ ADVICE = {
     "raised": "The error to look at is the one on that rank",
     "ended": "It called fewer collectives than this rank: look for a loop whose length differs between ranks "
     "(torch.distributed.algorithms.Join is for that), or for an early return or exit",
-    "store": "Its process has ended or is stopped, or its machine cannot be reached",
+    "store": "Look at what it wrote last, and whether its machine can be reached",
     "missing": "Start it, or look why it has not come so far; a longer time is FUSED_EAGER_ARRIVAL=600",
     "differ": "Every rank has to call the same collectives of a group in the same order: look for a collective in a "
     "branch that only some ranks take",
@@ -69,8 +69,8 @@ class Fault:
         kind: type[FusedEagerError] = CollectivesDiffer if self.kind == "differ" else RankLost
         waits = f"Rank {own} {where}. " if where else ""
         end = (
-            "The process groups of this process have been aborted: let it end, with an exit code other than 0, and start "
-            f"all ranks again from the last checkpoint (torchrun --max-restarts does). See {HELP}"
+            "The process groups of this process have been aborted: let it end, with an exit code other than 0, and "
+            f"start all ranks again from the last checkpoint (torchrun --max-restarts does). See {HELP}"
         )
         error = kind(f"{self.short()}. {waits}{ADVICE[self.kind]}. {end}")
         if isinstance(error, RankLost):

@@ -1,12 +1,13 @@
 """The heartbeat: each rank says that it lives, watches one other, and learns which one is lost.
 
-Two threads do it. The *messenger* talks to the store: it publishes this rank's status, reads that of the next rank that
-has not ended, and the job's fault, if there is one. The *watcher* never touches the store, so that it notices where that
-does not answer. A rank that finds a fault publishes it, the first one counts; every rank that learns of it cuts the
-connections of its process groups, so that whatever waits in a collective fails at once, in Python or in C++; and
+Two threads do it. The *messenger* talks to the store: it publishes this rank's status, reads that of the next rank
+that has not ended, and the job's fault, if there is one. The *watcher* never touches the store, so that it notices
+where that does not answer. A rank that finds a fault publishes it, the first one counts; every rank that learns of it
+cuts its connections to other ranks, so that whatever waits in a collective fails at once, in Python or in C++; and
 `error_of` says why it has failed.
 
-Whoever watches asks for one status and one fault a beat: the store's work grows with the ranks, not with their square.
+Each rank asks for a few texts a beat: the store's work grows with the ranks, not with their square. Only where there
+are few do they look at all others: for whom they wait, and which connections are theirs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ from ..log.events import LOG
 from ..progress import EVERY
 from . import sockets
 from .channel import Channel, StoreGone
-from .faults import Fault
-from .status import Observer, Place, Status, place
+from .faults import CollectivesDiffer, Fault, RankLost
+from .status import IDLE, Observer, Place, Status, place
 
 BEATS = 8  # in the time after which a rank is lost
 MANY = 64  # ranks: where there are more, only the first of a group says for whom it waits
 WORKS = 0.2  # of a core: who takes more is not silent for having stopped
+STUCK = 3.0  # seconds after which a wait that nothing has interrupted ends the process
 EXIT_CODE = 13
+GONE = "has ended, and with it the store by which ranks find each other"
+
+
+def _some(late: list[str]) -> str:
+    shown = late[:4] + ([f"{len(late) - 4} more"] if len(late) > 4 else [])
+    return "; ".join(shown) or "ranks that say they are here, too"
 
 
 class Seen:
@@ -61,7 +69,6 @@ class Heartbeat:
         self.checks = options.checks_collectives
         self.period = min(1.0, self.seconds / BEATS, 0.25 if self.checks else 1.0) if self.seconds else 0.25
         self.channel = Channel(store, self.seconds or 10.0)
-        self.port = int(getattr(self.channel._base, "port", 0) or 0)
         self.fault: Fault | None = None
         self._failed = threading.Event()
         self._store_gone_at = 0.0
@@ -120,8 +127,9 @@ class Heartbeat:
             self.fail(Fault.parse(found))
         if self.fault is not None or not self.seconds:
             return
-        if self.size > 1:
-            self._look_at_next()
+        self._look_at_next()
+        if self.channel.is_held_by_first and self.rank:
+            self.read(0)  # when it is lost, nobody can be asked where it was
         if own.collective and own.seconds >= 1.0 and not own.doing:
             self._look_at_all(own)
 
@@ -130,7 +138,7 @@ class Heartbeat:
         now = sockets.open_now()
         if now != self._sockets:
             self._sockets = now
-            self.channel.put(f"ends/{self.rank}", json.dumps(sockets.ends(now, self.port)))
+            self.channel.put(f"ends/{self.rank}", json.dumps(sockets.ends(now, self.channel.port)))
 
     def _learn_ends(self) -> None:
         for rank in range(self.size):
@@ -164,7 +172,8 @@ class Heartbeat:
             return  # it does not use this library, and says nothing
         process = status.process()
         if process == "gone":
-            self.publish(Fault("gone", rank, f"is lost: its process {status.pid} has ended without a word", status.line))
+            text = f"is lost: its process {status.pid} has ended without a word"
+            self.publish(Fault("gone", rank, text, status.line))
             return
         late = time.monotonic() - seen.at
         # The looks are counted, too: this process may have been stopped itself.
@@ -172,8 +181,9 @@ class Heartbeat:
             return
         if process in ("R", "S") and status.processor_time() - seen.worked > WORKS * late:
             return  # it works, and C code of it keeps the interpreter from its other threads
-        stopped = " is stopped" if process in ("T", "t") else ""
-        text = f"is lost: it has said nothing for {late:.0f} s" + (stopped and f", and its process {status.pid}{stopped}")
+        text = f"is lost: it has said nothing for {late:.0f} s"
+        if process in ("T", "t"):
+            text += f", and its process {status.pid} is stopped"
         self.publish(Fault("silent", rank, text, status.line))
 
     def _look_at_all(self, own: Status) -> None:
@@ -183,33 +193,30 @@ class Heartbeat:
         if now < self._looks_at or (len(ranks) > MANY and ranks[0] != self.rank):
             return
         self._looks_at = now + min(EVERY, self.seconds)
-        ended = []
         late: list[str] = []
         for rank in ranks:
             if rank == self.rank:
                 continue
             seen = self.read(rank)
             status = seen.status
+            silent = time.monotonic() - seen.at
             if status is None:
                 late.append(f"rank {rank}, which says nothing of itself")
             elif status.has_ended:
-                ended.append((rank, seen))
+                late.append(f"rank {rank}, whose program has ended")
+                if own.seconds > self.seconds and silent >= 0.9 * self.seconds:
+                    self._blame_ended(status)
+                    return
+            elif silent > 3 * self.period:
+                late.append(f"rank {rank}, silent for {silent:.0f} s, last {status.words()}")
+            elif status.doing or (status.collective, status.line) != (own.collective, own.line):
                 late.append(f"rank {rank}, {status.words()}")
-            elif status.doing or not status.collective:
-                late.append(f"rank {rank}, {status.words()}")
-            if self.fault is not None:
-                return
-        for rank, seen in ended:
-            if own.seconds > self.seconds and now - seen.at >= 0.9 * self.seconds:
-                status = seen.status
-                line = status.line if status is not None else ""
-                self.publish(Fault("ended", rank, "has ended its program, and others wait for it", line))
-                return
         if self.progress:
-            for_whom = "; ".join(late[:4]) + (f"; and {len(late) - 4} more" if len(late) > 4 else "")
-            for_whom = for_whom or "all ranks of the group are in collectives"
-            where = f"{own.collective} at {own.line}, for {own.seconds:.0f} s"
-            self._say(f"rank {self.rank}: waiting for {for_whom} (in {where})")
+            where = f"in {own.collective} at {own.line}, {own.seconds:.0f} s"
+            self._say(f"rank {self.rank}: waiting for {_some(late)} ({where})")
+
+    def _blame_ended(self, status: Status) -> None:
+        self.publish(Fault("ended", status.rank, "has ended its program, and others wait for it", status.line))
 
     def _ranks_of(self, at: Place) -> list[int]:
         try:
@@ -247,24 +254,34 @@ class Heartbeat:
         return None if self.fault is None else self.fault.error(self.rank, where)
 
     def _find_out(self) -> None:
+        """A connection is gone. Ask who has gone, until that is known or nobody can be meant."""
         until = time.monotonic() + self.seconds + 2 * self.period
-        while time.monotonic() < until and not self._failed.wait(min(self.period, 0.2)):
+        while self.fault is None and time.monotonic() < until:
             if self._store_gone_at:
-                self._blame_holder("has ended, and with it the store by which ranks find each other")
+                self._blame_holder(GONE)
+            elif not self.channel.busy_since:  # else the watcher looks after it
+                try:
+                    self._ask()
+                except StoreGone:
+                    self._store_gone_at = time.monotonic()
+            if self._failed.wait(min(self.period, 0.2)):
                 return
-            for rank, seen in list(self._seen.items()):
-                if seen.status is not None and not seen.status.has_ended and seen.status.process() == "gone":
-                    self._judge(rank, seen)
-            if self.channel.busy_since or self._failed.is_set():
+
+    def _ask(self) -> None:
+        found = self.channel.get("fault")
+        if found:
+            self.fail(Fault.parse(found))
+        ended = []
+        for rank in range(self.size) if self.size <= MANY else list(self._seen):
+            seen = self.read(rank) if rank != self.rank and self.fault is None else None
+            if seen is None or seen.status is None:
                 continue
-            try:
-                for rank in self._ranks_of(Place("", "")) if self.size <= MANY else []:
-                    if rank != self.rank and self.fault is None:
-                        seen = self.read(rank)
-                        if seen.status is not None and not seen.status.has_ended:
-                            self._judge(rank, seen)
-            except StoreGone:
-                self._store_gone_at = time.monotonic()
+            if seen.status.has_ended:
+                ended.append(seen.status)
+            else:
+                self._judge(rank, seen)
+        if ended and self.fault is None:
+            self._blame_ended(ended[0])
 
     def _blame_holder(self, text: str) -> None:
         first = self.channel.is_held_by_first and self.rank != 0
@@ -290,22 +307,22 @@ class Heartbeat:
             elif self._store_gone_at and now - self._store_gone_at > self.seconds and own is not None:
                 own = self._observer.look()  # the messenger has ended
                 if own.collective and own.seconds > self.seconds:
-                    self._blame_holder("has ended, and with it the store by which ranks find each other")
+                    self._blame_holder(GONE)
 
     def _end_if_stuck(self) -> None:
         """The connections have been cut. Whatever waits on in a collective waits for something else: for a store, whose
         connection is cut next; or for what nobody can interrupt, and then the process ends."""
-        began, line, cut = time.monotonic(), "", False
+        began, worked, line, cut = 0.0, 0.0, "", False
         while not self._stopped.wait(0.2):
-            at = place()
-            if not at.is_sure or at.line != line:
-                began, line, cut = time.monotonic(), at.line, False
+            at, waited = place(), time.monotonic() - began
+            is_idle = time.process_time() - worked < IDLE * waited
+            if not (at.is_sure and at.line == line and is_idle):
+                began, worked, line, cut = time.monotonic(), time.process_time(), at.line, False
                 continue
-            waited = time.monotonic() - began
-            if waited > 2.0 and not cut and self.port:
+            if waited > STUCK / 2 and not cut and self.channel.port:
                 cut = True
-                sockets.cut_to(self.port)
-            if waited > max(self.seconds, 5.0) and self.fault is not None:
+                sockets.cut_to(self.channel.port)
+            if waited > STUCK and self.fault is not None:
                 where = f"cannot be interrupted in {at.collective} at {at.line}, and ends here"
                 self._say(str(self.fault.error(self.rank, where)))
                 sys.stdout.flush()
@@ -328,7 +345,9 @@ class Heartbeat:
 
     def raised(self, error: BaseException, line: str) -> None:
         """The program ends with an error that nobody has caught."""
-        if os.getpid() != self.pid or self.fault is not None or self._stopped.is_set() or self._store_gone_at:
+        if os.getpid() != self.pid or self._stopped.is_set() or self._store_gone_at:
+            return
+        if self.fault is not None or isinstance(error, (RankLost, CollectivesDiffer)):
             return
         words = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         self.publish(Fault("raised", self.rank, f"has raised {words}", line))

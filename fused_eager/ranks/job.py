@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -101,6 +103,18 @@ def explain(error: BaseException, where: str) -> BaseException:
     return found.error_of(where) or error
 
 
+@contextlib.contextmanager
+def explained(where: Callable[[], str]) -> Iterator[None]:
+    """In the body ranks are waited for, perhaps in C++: where that fails because one is lost, say which."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = explain(error, where())
+        if why is error:
+            raise
+        raise why from error
+
+
 def refuse_if_failed(where: str) -> None:
     """Raise, before a collective is called, if a rank is lost: there is nobody to call it with.
 
@@ -116,47 +130,49 @@ def refuse_if_failed(where: str) -> None:
 # ---- arriving -----------------------------------------------------------------------------------------------------
 
 
-def arrive(store: Any, rank: int, size: int, timeout: timedelta, is_first: bool) -> None:
+def arrive(store: Any, ranks: list[int], own: int, timeout: timedelta) -> None:
     """Wait until all ranks of a group have come to make it.
 
     Arguments:
         store: the group's own part of the store.
-        rank, size: this rank in the group, and how many it has.
+        ranks: the group's ranks, by their numbers in the job.
+        own: which of them this is.
         timeout: the group's.
-        is_first: whether it is the job's default group, whose ranks are the job's.
 
     Raises:
         RankLost: one has not come in time, or is lost.
     """
     options = resolve()
-    if size < 2 or not options.heartbeat or not _is_shared(store):
+    if len(ranks) < 2 or not options.heartbeat or not _is_shared(store):
         return
     seconds = min(options.arrival, timeout.total_seconds())
-    own, of = (f"rank {rank}", "") if is_first else (f"rank {distributed.get_rank()}", " of a group")
-    where = "waits in init_process_group" if is_first else "waits in new_group"
+    where = "waits in new_group" if distributed.is_initialized() else "waits in init_process_group"
     began, told, pause = time.monotonic(), 0.0, 0.002
-    missing = [r for r in range(size) if r != rank]
+    missing = dict(enumerate(ranks))
     try:
         channel = Channel(store, seconds)
-        channel.put(f"arrived/{rank}", "1")
+        channel.put(f"arrived/{own}", "1")
         while True:
             # A rank that makes the group with gloo alone leaves its addresses there.
-            missing = [r for r in missing if not (channel.get(f"arrived/{r}") or store.check([f"0/{r}"]))]
+            missing = {
+                at: rank for at, rank in missing.items()
+                if rank != own and not (channel.get(f"arrived/{rank}") or store.check([f"0/{at}"]))
+            }  # fmt: skip
             if not missing:
                 return
             refuse_if_failed(where)
             waited = time.monotonic() - began
             if waited > seconds:
-                raise _missing(missing, of, waited).error(int(own.split()[1]), where)
+                raise _missing(list(missing.values()), waited).error(own, where)
             if options.progress and waited > 1.0 and waited - told > EVERY * bool(told):
                 told = waited
-                text = f"fused_eager: {own}: waiting for {_who(missing)}{of} to make the process group, {waited:.0f} s so far"
-                print(text, file=sys.stderr, flush=True)
+                text = f"rank {own}: waiting for {_who(list(missing.values()))} to make the process group"
+                print(f"fused_eager: {text}, {waited:.0f} s so far", file=sys.stderr, flush=True)
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
     except StoreGone as error:
         gone = Fault("store", None, f"the store by which ranks find each other ({channel.holder}) has gone")
-        raise gone.error(int(own.split()[1]), where) from error
+        raise gone.error(own, where) from error
 
 
 def _is_shared(store: Any) -> bool:
@@ -169,8 +185,8 @@ def _who(ranks: list[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def _missing(ranks: list[int], of: str, seconds: float) -> Fault:
-    text = f"come to make the process group in {seconds:.0f} s"
+def _missing(ranks: list[int], seconds: float) -> Fault:
+    text = f"not come to make the process group in {seconds:.0f} s"
     if len(ranks) == 1:
-        return Fault("missing", ranks[0], f"{of.strip()} has not {text}".strip())
-    return Fault("missing", None, f"{_who(ranks)}{of} have not {text}")
+        return Fault("missing", ranks[0], f"has {text}")
+    return Fault("missing", None, f"{_who(ranks)} have {text}")

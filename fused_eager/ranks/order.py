@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from .channel import StoreGone
 from .faults import Fault
@@ -47,7 +48,7 @@ def check(beat: Heartbeat, group: str, call: str, line: str) -> None:
         of = _groups.setdefault((id(beat), group), _Of())
         number, of.number = of.number, of.number + 1
         of.digest = hashlib.sha256(f"{of.digest}/{call}".encode()).hexdigest()[:32]
-        mine = {"rank": beat.rank, "digest": of.digest, "call": call, "line": line}
+        mine: dict[str, Any] = {"rank": beat.rank, "digest": of.digest, "call": call, "line": line}
     try:
         first = json.loads(beat.channel.first(f"order/{group}/{number}", json.dumps(mine)))
         if first["digest"] != of.digest:
@@ -60,7 +61,7 @@ def check(beat: Heartbeat, group: str, call: str, line: str) -> None:
         raise beat.fault.error(beat.rank, f"calls {call} at {line}")
 
 
-def _fault(number: int, first: dict[str, str], mine: dict[str, str]) -> Fault:
+def _fault(number: int, first: dict[str, Any], mine: dict[str, Any]) -> Fault:
     one, other = (f"rank {of['rank']} calls {of['call']} at {of['line']}" for of in (first, mine))
     return Fault("differ", None, f"the ranks of a group differ in collective number {number}: {one}, and {other}")
 

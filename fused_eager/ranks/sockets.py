@@ -73,7 +73,7 @@ def _end(address: tuple[str, int]) -> str:
 
 
 def ends(found: Sockets, but: int) -> list[str]:
-    """This process's ends of its connections, as text; without those from or to the port `but`, which is the store's."""
+    """This process's ends of its connections, as text; without those from or to the port `but`, the store's."""
     out = []
     for number, inode in found.items():
         with _borrowed(number, inode) as own:
@@ -85,8 +85,8 @@ def ends(found: Sockets, but: int) -> list[str]:
 
 
 def cut(others: Collection[str]) -> int:
-    """Shut down the connections to these ends, which other processes have told of: what waits in them fails at once, and
-    so does what comes later. Returns how many there were."""
+    """Shut down the connections to these ends, which other processes have told of: what waits in them fails at once,
+    and so does what comes later. Returns how many there were."""
     count = 0
     for number, inode in open_now().items() if others else ():
         with _borrowed(number, inode) as own:

@@ -74,8 +74,6 @@ class Status:
 
     def words(self) -> str:
         """What it is at: behind "rank 3, "."""
-        if self.has_ended:
-            return "whose program has ended"
         what = self.doing or (f"in {self.collective} at {self.line}" if self.collective else f"at {self.line}")
         return f"{what} {self.seconds:.0f} s" if self.doing else f"{what} for {self.seconds:.0f} s"
 
@@ -145,7 +143,7 @@ def place(detailed: bool = False) -> Place:
             collective, is_sure = name, True
             if detailed and file == _CALLS:
                 group = frame.f_locals.get("group", group)
-        elif not is_sure and file != _WRAPS and file.startswith(_USERS):
+        elif not is_sure and file != _WRAPS and file.startswith(_USERS) and name != "<module>":  # imported just now
             collective = name
         elif not is_sure and file == _BACKWARD and name == "_engine_run_backward":
             collective = "backward"

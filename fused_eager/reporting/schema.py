@@ -298,6 +298,17 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "rank-lost",
+            "Another rank of a distributed job is lost, or the ranks have called different collectives: the process "
+            "groups have been aborted.",
+            (
+                Field("rank", "integer or null", "which one, if that is known"),
+                Field("what", "text", "gone, silent, raised, ended, store, missing or differ"),
+                Field("detail", "text", "what has happened, in words"),
+                Field("site", "text", "the last line at which the rank was seen; empty if nobody has seen it"),
+            ),
+        ),
+        Kind(
             "pace",
             "It was measured whether a segment of the program, up to a read of a value, is faster fused or natively: "
             "here, or by a process before. Or that of a turn of a loop, up to an optimizer step, which is several.",

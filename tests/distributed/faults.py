@@ -1,6 +1,6 @@
 """Faults that are injected into one of several ranks, and what the others make of them.
 
-`python -m tests.distributed.faults '{"world": 4, "heartbeat": 3, "cases": [["kill", "cpu"], ...]}'` runs each case on so
+`python -m tests.distributed.faults '{"world": 4, "heartbeat": 3, "cases": [["kill", "cpu"]]}'` runs each case on so
 many ranks, and prints what came of each of them as one JSON list. The ranks are forked from one process that has
 imported torch and JAX and started nothing, so that a case takes a few seconds beside the heartbeat. It has not imported
 the library, which in a child of a process that has it leaves everything to torch.
@@ -25,7 +25,6 @@ import jax  # noqa: F401  (imported once for all ranks)
 import torch
 import torch.distributed as dist
 
-VICTIM = 2  # the rank that the fault is injected into
 STEPS = 6
 FAULT_AT = 3  # the step in which it is
 PATIENCE = timedelta(minutes=10)  # the group's own timeout: far beyond the heartbeat's
@@ -38,6 +37,7 @@ class Case:
     def __init__(self, rank: int, world: int, door: str, folder: Path, heartbeat: float):
         self.rank, self.world, self.door, self.folder, self.heartbeat = rank, world, door, folder, heartbeat
         self.device = "tpu" if door == "tpu" else "cpu"
+        self.victim = min(2, world - 1)  # the rank that the fault is injected into
         self.store: Any = None
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class Case:
             for number in range(STEPS):
                 if number == FAULT_AT:
                     self.say("fault")
-                    if self.rank == VICTIM:
+                    if self.rank == self.victim:
                         fault()
                 (step or self.step)(number)
         self.say("done")
@@ -158,7 +158,7 @@ def stop_in_backward(c: Case) -> None:
         for number in range(STEPS):
             if number == FAULT_AT:
                 c.say("fault")
-                if c.rank == VICTIM:
+                if c.rank == c.victim:
                     _stop()
             model(torch.ones(2, 8, device=c.device)).sum().backward()
     c.say("done")
@@ -173,7 +173,7 @@ def kill_in_backward(c: Case) -> None:
         for number in range(STEPS):
             if number == FAULT_AT:
                 c.say("fault")
-                if c.rank == VICTIM:
+                if c.rank == c.victim:
                     _die()
             model(torch.ones(2, 8, device=c.device)).sum().backward()
     c.say("done")
@@ -185,9 +185,9 @@ def stop_while_it_is_received_from(c: Case) -> None:
     with c.context():
         c.step(0)
         c.say("fault")
-        if c.rank == VICTIM:
+        if c.rank == c.victim:
             _stop()
-        dist.recv(torch.zeros(4, device=c.device), VICTIM)
+        dist.recv(torch.zeros(4, device=c.device), c.victim)
 
 
 @case
@@ -197,7 +197,7 @@ def stop_before_a_new_group(c: Case) -> None:
     with c.context():
         c.step(0)
         c.say("fault")
-        if c.rank == VICTIM:
+        if c.rank == c.victim:
             _stop()
         group = dist.new_group(list(range(c.world)))
         dist.all_reduce(torch.ones(3, device=c.device), group=group)
@@ -210,7 +210,7 @@ def stop_before_a_barrier(c: Case) -> None:
 
 @case
 def never_arrive(c: Case) -> None:
-    if c.rank == VICTIM:
+    if c.rank == c.victim:
         return
     c.say("fault")
     c.start()
@@ -254,7 +254,7 @@ def store_removed(c: Case) -> None:
         for number in range(STEPS):
             if number == FAULT_AT:
                 c.say("fault")
-                if c.rank == VICTIM:
+                if c.rank == c.victim:
                     (c.folder / "store").unlink()
             c.step(number)
             time.sleep(c.heartbeat / 3)
@@ -272,7 +272,7 @@ def cache_removed(c: Case) -> None:
 @case
 def differ(c: Case) -> None:
     def step(number: int) -> None:
-        if number == FAULT_AT and c.rank == VICTIM:
+        if number == FAULT_AT and c.rank == c.victim:
             dist.all_reduce(torch.ones(100, device=c.device), op=dist.ReduceOp.MAX)
         else:
             dist.all_reduce(torch.ones(100, device=c.device))
@@ -287,7 +287,7 @@ def a_pending_collective_at_the_end(c: Case) -> None:
     with c.context():
         c.step(0)
         c.say("fault")
-        if c.rank == VICTIM:
+        if c.rank == c.victim:
             _stop()
         dist.all_reduce(torch.ones(3, device=c.device), async_op=True)
         if c.door == "tpu":
@@ -304,7 +304,8 @@ def _tcp(c: Case) -> Any:
         return store
     while not port.exists():
         time.sleep(0.01)
-    return dist.TCPStore("127.0.0.1", int(port.read_text()), c.world, False, timedelta(seconds=60), wait_for_workers=False)
+    at, minute = int(port.read_text()), timedelta(seconds=60)
+    return dist.TCPStore("127.0.0.1", at, c.world, False, minute, wait_for_workers=False)
 
 
 # ---- running them -------------------------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
             return None
         pids.append(pid)
     is_stopped = ("stop" in name or name == "a_pending_collective_at_the_end") and name != "store_removed"
-    victim = 0 if name.startswith("store_") and name != "store_removed" else VICTIM
+    victim = 0 if name.startswith("store_") and name != "store_removed" else min(2, world - 1)
     codes: dict[int, int | None] = {}
     at: dict[int, float] = {}
     for rank, code, when in ended(pids, 60 + 5 * heartbeat, lambda rank: is_stopped and rank == victim):

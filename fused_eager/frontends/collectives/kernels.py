@@ -194,10 +194,8 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         group = c10d.ProcessGroup.unbox(given["process_group"])
         _serve_the_host(group)
         started = time.monotonic()
-        try:
+        with job.explained(lambda: f"calls {row.op.strip('_')} at {copies.reason.site}"):
             out = op(**named)
-        except RuntimeError as error:
-            raise job.explain(error, f"calls {row.op.strip('_')} at {copies.reason.site}") from error
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
@@ -221,8 +219,11 @@ def _serve_the_host(group: Any) -> None:
                 return
 
 
-def backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def backend(group: Any, _: Any) -> Any:
     """What serves a group: torch's own for the host, through which a device's values go, too.
+
+    Arguments:
+        group: what torch tells of a group that is made: its store, its ranks, its timeout.
 
     Raises:
         RuntimeError: this torch has none.
@@ -230,13 +231,12 @@ def backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """
     if not distributed.is_gloo_available():
         raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
-    is_first = not distributed.is_initialized()
-    job.arrive(store, rank, size, timeout, is_first)
-    try:
-        made = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    except RuntimeError as error:
-        raise job.explain(error, "makes a process group") from error
-    if is_first:
+    store, rank, size = group.store, group.group_rank, group.group_size
+    ranks = list(group.global_ranks_in_group) or list(range(size))
+    job.arrive(store, ranks, ranks[rank], group.timeout)
+    with job.explained(lambda: "makes a process group"):
+        made = c10d.ProcessGroupGloo(store, rank, size, timeout=group.timeout)
+    if not distributed.is_initialized():
         job.join(store.underlying_store, rank, size, resolve())
     return made
 
@@ -250,7 +250,7 @@ def register(device: str) -> None:
     if not distributed.is_available():
         return
     for name in NAMES:
-        distributed.Backend.register_backend(name, backend, devices=["cpu", device])
+        distributed.Backend.register_backend(name, backend, extended_api=True, devices=["cpu", device])
     lib = torch.library.Library("c10d", "IMPL")
     _libraries.append(lib)
     with warnings.catch_warnings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ...ranks import calls, job, status
@@ -42,14 +42,11 @@ def waited(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """In the body collectives are waited for, perhaps in C++: where that fails because a rank is lost, say which one."""
-    try:
-        yield
-    except RuntimeError as error:
-        at = status.place()
-        why = job.explain(error, f"waits in {at.collective or 'a collective'} at {at.line}")
-        if why is error:
-            raise
-        raise why from error
+def explained() -> contextlib.AbstractContextManager[None]:
+    """In the body collectives are waited for: where that fails because a rank is lost, say which one."""
+    return job.explained(_where)
+
+
+def _where() -> str:
+    at = status.place()
+    return f"waits in {at.collective or 'a collective'} at {at.line}"

@@ -22,6 +22,7 @@ from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from ...quiet import uncompiled
+from ...ranks import job
 from ...xla import start
 from ..collectives import kernels as collectives
 from ..context import shutdown
@@ -150,7 +151,8 @@ def _patch() -> None:
         before = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
-            return run(*args, **kwargs)
+            with job.explained(lambda: "waits in backward"):  # DistributedDataParallel does, in C++
+                return run(*args, **kwargs)
         finally:
             torch._C._set_multithreading_enabled(before)
 

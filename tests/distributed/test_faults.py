@@ -1,0 +1,115 @@
+"""A rank is lost: the others raise within the heartbeat's time, and name it. `pytest -m slow` runs every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FINE = ("nothing", "slow", "slow_compile", "cache_removed", "store_removed")  # no rank is lost
+LOST = (
+    *("kill", "stop", "leave", "end_early", "throw", "kill_in_backward", "stop_in_backward", "store_gone"),
+    *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
+)
+DOORS = ("cpu", "tpu")
+EXIT_CODE = 13  # of a wait that nothing could interrupt
+
+
+def run(cases: list[tuple[str, str]], world: int, heartbeat: float) -> list[dict[str, Any]]:
+    task = json.dumps({"world": world, "heartbeat": heartbeat, "cases": cases})
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
+    out = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.faults", task],
+        cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120 * len(cases),
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
+def check_lost(result: dict[str, Any], heartbeat: float, uninterrupted: bool = False) -> None:
+    """Each other rank has raised in time, an error that names the rank and its own line, and has ended."""
+    victim = result["victim"]
+    for rank, (code, text) in enumerate(zip(result["codes"], result["errors"], strict=True)):
+        if rank == victim:
+            continue
+        assert code == (EXIT_CODE if uninterrupted else 1), f"rank {rank} ended with {code}:\n{text}"
+        assert f"rank {victim} " in text and "a wrong number" not in text, text
+        assert "RankLost" in text or uninterrupted, text
+        assert "tests/distributed/faults.py:" in text and "docs/how_to/a_rank_died.md" in text, text
+    seconds = result["ended"] if uninterrupted else result["seconds"]
+    # Beside the heartbeat: the beat that was last heard, and machines that do other things as well.
+    assert seconds < 2 * heartbeat + 5, f"it took {seconds} s"
+
+
+def check_fine(result: dict[str, Any]) -> None:
+    assert set(result["codes"]) == {0}, result["errors"]
+    assert all(said[-1] == "done" for said in result["said"]), result["said"]
+
+
+def check_differ(result: dict[str, Any]) -> None:
+    assert set(result["codes"]) == {1}, result["errors"]
+    lines = [at for at, line in enumerate(Path(ROOT, "tests/distributed/faults.py").read_text().splitlines(), 1)
+             if "dist.all_reduce(torch.ones(100" in line]  # fmt: skip
+    for text in result["errors"]:
+        assert "CollectivesDiffer" in text and "SUM" in text and "MAX" in text, text
+        assert all(f"faults.py:{line}" in text for line in lines), text
+    assert result["seconds"] < 2
+
+
+def test_a_rank_that_is_stopped_and_one_that_strays() -> None:
+    stopped, differ = run([("stop", "tpu"), ("differ", "cpu")], 2, 2.0)
+    check_lost(stopped, 2)
+    assert "is stopped" in stopped["errors"][0] and "waiting for rank 1" in stopped["errors"][0]
+    check_differ(differ)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_each_fault(door: str) -> None:
+    for result in run([(name, door) for name in LOST], 4, 3.0):
+        check_lost(result, 3, uninterrupted=result["name"] == "stop_before_a_new_group" and door == "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_no_fault(door: str) -> None:
+    results = {result["name"]: result for result in run([(name, door) for name in FINE], 4, 3.0)}
+    for result in results.values():
+        check_fine(result)
+        assert "aborts" not in "".join(result["errors"])
+    for name, words in (("slow", "at "), ("slow_compile", "compiling 41 ops from train.py:7")):
+        assert all(f"waiting for rank 2, {words}" in results[name]["errors"][rank] for rank in (0, 1, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_collectives_that_differ(door: str) -> None:
+    for result in run([("differ", door)] * 3, 4, 3.0):
+        check_differ(result)
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_arrives_and_one_that_is_not_waited_for() -> None:
+    missing, pending = run([("never_arrive", "tpu"), ("a_pending_collective_at_the_end", "tpu")], 4, 3.0)
+    assert [code for rank, code in enumerate(missing["codes"]) if rank != 2] == [1, 1, 1]
+    assert all("rank 2 has not come to make" in missing["errors"][rank] for rank in (0, 1, 3)), missing["errors"]
+    assert [code for rank, code in enumerate(pending["codes"]) if rank != 2] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_a_hundred_faults(door: str) -> None:
+    """0 hangs, 0 wrong numbers, each error names the rank."""
+    kinds = ("kill", "stop", "leave", "throw", "kill_in_backward", "stop_in_backward", "store_gone", "end_early")
+    for _ in range(6):
+        for result in run([(name, door) for name in kinds], 4, 2.0):
+            check_lost(result, 2)
+    for result in run([("slow_compile", door), ("cache_removed", door)], 4, 2.0):
+        check_fine(result)
