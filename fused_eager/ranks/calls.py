@@ -23,7 +23,7 @@ def group_of(named: dict[str, Any]) -> Any:
     if boxed is not None:
         return distributed.ProcessGroup.unbox(boxed)
     name: Any = named.get("group_name")
-    return torch._C._distributed_c10d._resolve_process_group(name) if isinstance(name, str) else None
+    return None if name is None else torch._C._distributed_c10d._resolve_process_group(name)
 
 
 def _shapes(value: Any) -> str:

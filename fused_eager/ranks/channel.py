@@ -26,18 +26,21 @@ class StoreGone(Exception):
 class Channel:
     """The keys of this library in a job's store.
 
-    `port` is the one that the store listens at, 0 if it is a file; `busy_since` the time (`time.monotonic`) since when a call has been waiting for the store; 0.0: none is.
+    `port` is the one that the store listens at, 0 if it is a file. `busy_since` is the time (`time.monotonic`) since
+    when a call has been waiting for the store; 0.0: none is.
     """
 
     def __init__(self, store: Any, seconds: float):
         before = sockets.open_now()
         self._store: Any = distributed.PrefixStore("fused_eager", store.clone())
-        self._store.set_timeout(timedelta(seconds=max(seconds, 1.0)))
+        self._seconds = max(seconds, 1.0)
+        self._store.set_timeout(timedelta(seconds=self._seconds))
         self._socket = sockets.since(before)
         self._lock = threading.Lock()
         found: Any = base(store)
-        self._path = str(found.path) if type(found) is distributed.FileStore else ""
-        self.port = int(found.port) if isinstance(found, distributed.TCPStore) else 0
+        is_file = isinstance(found, distributed.FileStore)
+        self._path: str = found.path if is_file else ""
+        self.port: int = 0 if is_file else found.port
         self.busy_since = 0.0
 
     @property
@@ -56,9 +59,11 @@ class Channel:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[Any]:
-        if not self._lock.acquire(timeout=self._store.timeout.total_seconds()):
+        if not self._lock.acquire(timeout=self._seconds):
             raise StoreGone("the store does not answer")
         try:
+            if self._store is None:
+                raise StoreGone("the job has ended")
             self.busy_since = time.monotonic()
             # torch would print where in its C++ it has failed, and make a new file in the place of one that is gone.
             if sockets.any_closed(self._socket) or (self._path and not os.path.exists(self._path)):
@@ -88,6 +93,12 @@ class Channel:
         """Give a name its text unless it has one already; whichever it has then. Raises as `put`."""
         with self._calling() as store:
             return str(store.compare_set(name, "", text).decode())
+
+    def close(self) -> None:
+        """Let the store go: a file is removed when all have."""
+        if self._lock.acquire(timeout=1.0):
+            self._store = None
+            self._lock.release()
 
     def forget(self, name: str) -> None:
         """Take a name away. Raises as `put`."""

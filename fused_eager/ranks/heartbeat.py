@@ -342,6 +342,8 @@ class Heartbeat:
                 self.channel.put(f"rank/{self.rank}", ended.text())
             except StoreGone:
                 pass
+        if not self.channel.busy_since:
+            self.channel.close()
 
     def raised(self, error: BaseException, line: str) -> None:
         """The program ends with an error that nobody has caught."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from torch import distributed
 
-from ..config import Config, resolve
+from ..config import Config
 from ..errors import FusedEagerError
-from ..progress import EVERY
 from . import order, status
-from .channel import Channel, StoreGone, base
-from .faults import Fault
+from .channel import base
 from .heartbeat import Heartbeat
 
 _lock = threading.Lock()
@@ -38,7 +35,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
     """Begin to beat, as a rank of the job whose default group has this store. Does nothing where that is so already."""
     if size < 2 or not (options.heartbeat or options.checks_collectives):
         return
-    if not _is_shared(store):
+    if not is_shared(store):
         return
     with _lock:
         known = current()
@@ -57,10 +54,19 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
 
 def join_default(options: Config) -> None:
     """The same, of the default group that there is: called for each collective."""
-    world = distributed.group.WORLD
+    world: Any = distributed.group.WORLD
     if world is None or (_current and not _current[0].has_stopped and _current[0].is_of(world)):
         return
-    join(distributed.distributed_c10d._get_default_store(), world.rank(), world.size(), options)
+    store = distributed.distributed_c10d._get_default_store()
+    join(distributed.PrefixStore(_attempt(store), store), world.rank(), world.size(), options)
+
+
+def _attempt(store: Any) -> str:
+    """What tells the ranks that have met from those of an attempt before, whose texts torchrun leaves in the store:
+    where gloo is to be found on the first of them."""
+    of_gloo = distributed.PrefixStore("cpu/", store)
+    address = of_gloo.get("0/0") if is_shared(store) and of_gloo.check(["0/0"]) else b""
+    return f"{hashlib.sha256(address).hexdigest()[:16]}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _ends() -> None:
@@ -127,66 +133,6 @@ def refuse_if_failed(where: str) -> None:
         raise found.fault.error(found.rank, where)
 
 
-# ---- arriving -----------------------------------------------------------------------------------------------------
-
-
-def arrive(store: Any, ranks: list[int], own: int, timeout: timedelta) -> None:
-    """Wait until all ranks of a group have come to make it.
-
-    Arguments:
-        store: the group's own part of the store.
-        ranks: the group's ranks, by their numbers in the job.
-        own: which of them this is.
-        timeout: the group's.
-
-    Raises:
-        RankLost: one has not come in time, or is lost.
-    """
-    options = resolve()
-    if len(ranks) < 2 or not options.heartbeat or not _is_shared(store):
-        return
-    seconds = min(options.arrival, timeout.total_seconds())
-    where = "waits in new_group" if distributed.is_initialized() else "waits in init_process_group"
-    began, told, pause = time.monotonic(), 0.0, 0.002
-    missing = dict(enumerate(ranks))
-    try:
-        channel = Channel(store, seconds)
-        channel.put(f"arrived/{own}", "1")
-        while True:
-            # A rank that makes the group with gloo alone leaves its addresses there.
-            missing = {
-                at: rank for at, rank in missing.items()
-                if rank != own and not (channel.get(f"arrived/{rank}") or store.check([f"0/{at}"]))
-            }  # fmt: skip
-            if not missing:
-                return
-            refuse_if_failed(where)
-            waited = time.monotonic() - began
-            if waited > seconds:
-                raise _missing(list(missing.values()), waited).error(own, where)
-            if options.progress and waited > 1.0 and waited - told > EVERY * bool(told):
-                told = waited
-                text = f"rank {own}: waiting for {_who(list(missing.values()))} to make the process group"
-                print(f"fused_eager: {text}, {waited:.0f} s so far", file=sys.stderr, flush=True)
-            time.sleep(pause)
-            pause = min(2 * pause, 0.2)
-    except StoreGone as error:
-        gone = Fault("store", None, f"the store by which ranks find each other ({channel.holder}) has gone")
-        raise gone.error(own, where) from error
-
-
-def _is_shared(store: Any) -> bool:
+def is_shared(store: Any) -> bool:
     """Whether a store is one for processes: in others the ranks are threads of one."""
     return isinstance(base(store), (distributed.TCPStore, distributed.FileStore))
-
-
-def _who(ranks: list[int]) -> str:
-    names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _missing(ranks: list[int], seconds: float) -> Fault:
-    text = f"not come to make the process group in {seconds:.0f} s"
-    if len(ranks) == 1:
-        return Fault("missing", ranks[0], f"has {text}")
-    return Fault("missing", None, f"{_who(ranks)} have {text}")

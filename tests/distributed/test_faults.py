@@ -113,3 +113,19 @@ def test_a_hundred_faults(door: str) -> None:
             check_lost(result, 2)
     for result in run([("slow_compile", door), ("cache_removed", door)], 4, 2.0):
         check_fine(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_torchrun_starts_the_ranks_again(door: str, tmp_path: Path) -> None:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
+    given = {"FUSED_EAGER_CACHE_DIR": str(tmp_path / "cache"), "FUSED_EAGER_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--standalone"]
+    out = subprocess.run(
+        [sys.executable, *command, "-m", "tests.distributed.restarted", str(tmp_path), door],
+        cwd=ROOT, env={**kept, **given}, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr[-4000:]
+    total = float(sum(2 * step + 1 for step in range(6)))
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.1").read_text() == f"3 {[total] * 4}"

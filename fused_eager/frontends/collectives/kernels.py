@@ -25,7 +25,7 @@ from ...log.events import LOG
 from ...log.reasons import Reason
 from ...log.site import Site
 from ...quiet import as_eager, uncompiled
-from ...ranks import calls, job
+from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
 from ..device import transfers
 from ..device.doors import DOORS
@@ -233,11 +233,11 @@ def backend(group: Any, _: Any) -> Any:
         raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
     store, rank, size = group.store, group.group_rank, group.group_size
     ranks = list(group.global_ranks_in_group) or list(range(size))
-    job.arrive(store, ranks, ranks[rank], group.timeout)
+    name = arrival.meet(store, ranks, ranks[rank], group.timeout)
     with job.explained(lambda: "makes a process group"):
-        made = c10d.ProcessGroupGloo(store, rank, size, timeout=group.timeout)
+        made = c10d.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, timeout=group.timeout)
     if not distributed.is_initialized():
-        job.join(store.underlying_store, rank, size, resolve())
+        job.join(distributed.PrefixStore(name, store), rank, size, resolve())
     return made
 
 
