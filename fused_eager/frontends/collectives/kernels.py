@@ -6,12 +6,10 @@ device. The work runs beside the program: `wait`, or whoever is handed the futur
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import distributed
@@ -30,6 +28,8 @@ from ...ranks.table import COLLECTIVES, Collective
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
+from . import lacking
+from .work import FollowedWork
 
 Tensor = torch.Tensor
 
@@ -75,101 +75,6 @@ class Copies:
         return [t for t, _ in self._written.values()]
 
 
-class DeviceWork(c10d.Work):
-    """The work of the host's group, after which its results are put on the device: by whoever waits for it, or who
-    asked for its future (DDP does), once.
-
-    C++ holds its own half alone, which without this one would wait forever: it is kept until it is finished.
-    """
-
-    _kept: ClassVar[set[DeviceWork]] = set()
-
-    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], told: str):
-        super().__init__()
-        self._work, self._finish, self._told = work, finish, told
-        self._once = threading.Lock()
-        self._results: list[Tensor] | None = None
-        self._future: Any = None
-        self._kept.add(self)
-
-    def _finished(self) -> list[Tensor]:
-        with self._once:
-            if self._results is None:
-                try:
-                    with torch.no_grad():
-                        self._results = self._finish()
-                finally:
-                    self._kept.discard(self)
-        return self._results
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the results are on the device.
-
-        Raises:
-            RuntimeError: what the host's group raises, where a rank has gone or time is over.
-        """
-        if self._results is None:
-            try:
-                self._work.wait(timeout) if timeout else self._work.wait()
-            except BaseException as error:
-                raise self._failed(error) from error
-            self._finished()
-        return True
-
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait for other ranks."""
-        return self._results is not None or bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        """Whether it has been completed without an error."""
-        return self._results is not None or bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        """What the host's group failed with, if it has."""
-        return self._work.exception()
-
-    def source_rank(self) -> int:
-        """Whose message was received."""
-        return int(self._work._source_rank())
-
-    _source_rank = source_rank
-
-    def result(self) -> list[Tensor]:
-        """The tensors that were written."""
-        self.wait()
-        return self._finished()
-
-    def get_future(self) -> Any:
-        """A future of `result`. What the host's group has none for (sending, receiving) is waited for."""
-        if self._future is None:
-            try:
-                self._future = self._work.get_future().then(self._followed)
-            except RuntimeError:
-                self._future = torch.futures.Future()
-                self._future.set_result(self.result())
-        return self._future
-
-    def _followed(self, done: Any) -> list[Tensor]:
-        try:
-            done.value()  # raises what the group raised
-        except BaseException as error:
-            raise self._failed(error) from error
-        return self._finished()
-
-    def _failed(self, error: BaseException) -> BaseException:
-        """The group's error, with the collective and the program's line before its words; or, where another rank is
-        lost, what is known of that."""
-        self._kept.discard(self)
-        if not isinstance(error, RuntimeError):
-            return error
-        explained = job.explain(error, f"waits in {self._told}")
-        return type(error)(f"{self._told}: {error}") if explained is error else explained
-
-
 def _finished(row: Collective, copies: Copies, group: Any, started: float) -> Callable[[], list[Tensor]]:
     place, nbytes = str(copies.reason.site), copies.nbytes
 
@@ -200,7 +105,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         if boxed is None:
             return None  # a monitored barrier
         told = f"{row.op.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {copies.reason.site}"
-        work = DeviceWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started), told).boxed()
+        work = FollowedWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started), told).boxed()
         return (given[names[0]], work) if isinstance(out, tuple) else work
 
     return kernel
@@ -251,6 +156,7 @@ def register(device: str) -> None:
         return
     for name in NAMES:
         distributed.Backend.register_backend(name, backend, extended_api=True, devices=["cpu", device])
+    lacking.install(NAMES)
     lib = torch.library.Library("c10d", "IMPL")
     _libraries.append(lib)
     with warnings.catch_warnings():

@@ -29,7 +29,10 @@ import fused_eager.tpu  # noqa: F401  (the device, and its backend)
 from fused_eager import report
 
 RANK, WORLD = (int(a) for a in sys.argv[1:3])
-PROGRAMS: dict[str, dict[str, Callable[..., Any]]] = {"ops": {}, "training": {}, "faults": {}, "default": {}}
+PROGRAMS: dict[str, dict[str, Callable[..., Any]]] = {
+    "ops": {}, "training": {}, "faults": {}, "default": {}, "table": {},
+}  # fmt: skip
+ALONE = ("faults", "default", "table")  # suites whose programs say by themselves whether all is right
 BACKENDS: dict[str, str | None] = {"default": None}  # by suite; any other takes the device's own by its name
 
 
@@ -293,6 +296,19 @@ def fully_sharded(d: str) -> Any:
 
 
 @program("training")
+def fully_sharded_with_a_factor(d: str) -> Any:
+    """FSDP2 reduces with `PREMUL_SUM`, as torchtitan has it do."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net().to(d)
+    fully_shard(model, mesh=init_device_mesh(d, (WORLD,)))
+    model.set_gradient_divide_factor(8.0)  # type: ignore[attr-defined]
+    model(torch.full((2, 8), float(RANK + 1), device=d)).square().mean().backward()
+    return [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+
+
+@program("training")
 def sharded_tensors(d: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -307,13 +323,14 @@ def sharded_tensors(d: str) -> Any:
 
 
 @program("faults")
-def an_op_that_the_group_has_not(d: str) -> Any:
-    try:
-        dist.all_reduce(numbers(d, 3), op=dist._make_nccl_premul_sum(0.5))
-    except RuntimeError as error:
-        assert "PREMUL_SUM" in str(error)
-        return
-    raise AssertionError("nothing was raised, and nothing can have been reduced")
+def a_reduction_that_has_no_meaning(d: str) -> Any:
+    for dtype, op in ((torch.int64, dist._make_nccl_premul_sum(0.5)), (torch.bool, dist.ReduceOp.AVG)):
+        try:
+            dist.all_reduce(numbers(d, 3, dtype=dtype), op=op)
+        except RuntimeError as error:
+            assert ("PREMUL_SUM" in str(error) or "AVG" in str(error)) and str(dtype) in str(error), error
+        else:
+            raise AssertionError("nothing was raised, and nothing can have been reduced")
 
 
 @program("faults")
@@ -360,6 +377,211 @@ def a_group_that_is_made_without_a_backend(d: str) -> Any:
     torch.testing.assert_close(total.cpu(), weights.detach().cpu() * WORLD)
 
 
+# ---- each collective, reduction and dtype, against what is computed from the numbers of all ranks -----------------
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+EIGHTS = (torch.float8_e4m3fn, torch.float8_e5m2)
+SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+COMPLEX = (torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, *EIGHTS, *SIGNED, *UNSIGNED, *COMPLEX, torch.bool)
+KINDS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+SCALE = 0.5
+
+
+def sample(rank: int, dtype: torch.dtype, n: int = 4) -> torch.Tensor:
+    """What a rank gives."""
+    x = (torch.arange(n) * 5 + rank * 3) % 7 + 1
+    if dtype in SIGNED:
+        x = x * (-1) ** (torch.arange(n) + rank)
+    if dtype is torch.uint64:
+        return (x + (1 << 62)).view(torch.uint64) if rank == 0 else x.to(torch.int64).neg().view(torch.uint64)
+    return x % 2 == 0 if dtype is torch.bool else x.to(dtype)
+
+
+def has_meaning(kind: str, dtype: torch.dtype) -> bool:
+    bits = kind in ("BAND", "BOR", "BXOR")
+    if dtype in COMPLEX:
+        return kind in ("SUM", "AVG", "PREMUL_SUM")
+    if dtype in (*FLOATS, *EIGHTS):
+        return not bits
+    return not (kind == "PREMUL_SUM" or (kind == "AVG" and dtype in (torch.bool, torch.uint64)))
+
+
+def truth(kind: str, dtype: torch.dtype, n: int = 4) -> torch.Tensor:
+    """What the reduction of all ranks' samples is, in Python's own numbers."""
+    columns = zip(*(sample(rank, dtype, n).tolist() for rank in range(WORLD)), strict=True)
+    of: dict[str, Callable[[Any], Any]] = {
+        "SUM": lambda c: any(c) if dtype is torch.bool else sum(c),
+        "AVG": lambda c: sum(c) / WORLD if dtype.is_floating_point or dtype.is_complex else int(sum(c) / WORLD),
+        "PRODUCT": lambda c: functools.reduce(lambda a, b: a * b, c),
+        "MIN": min, "MAX": max, "PREMUL_SUM": lambda c: sum(x * SCALE for x in c),
+        "BAND": lambda c: functools.reduce(lambda a, b: a & b, c),
+        "BOR": lambda c: functools.reduce(lambda a, b: a | b, c),
+        "BXOR": lambda c: functools.reduce(lambda a, b: a ^ b, c),
+    }  # fmt: skip
+    found = [of[kind](column) for column in columns]
+    if dtype is torch.uint64:
+        found = [x % (1 << 64) for x in found]
+    return torch.tensor(found, dtype=dtype)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    found = found.cpu()
+    assert found.dtype == expected.dtype
+    if found.dtype is torch.bool:  # a byte that is neither 0 nor 1 is no boolean
+        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist(), (found, expected)
+    assert found.tolist() == expected.tolist(), (found.tolist(), expected.tolist())
+
+
+def operation(kind: str) -> Any:
+    return dist._make_nccl_premul_sum(SCALE) if kind == "PREMUL_SUM" else getattr(dist.ReduceOp, kind)
+
+
+@program("table")
+def each_reduction(d: str) -> Any:
+    done = 0
+    some = (torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.int64)
+    for device in ("cpu", d):
+        # On the device each form of a conversion is compiled: not all of them.
+        for dtype in DTYPES if device == "cpu" else some:
+            for kind in KINDS if device == "cpu" else ("SUM", "AVG", "MAX", "PREMUL_SUM"):
+                if not has_meaning(kind, dtype):
+                    continue
+                try:
+                    reductions(device, kind, dtype)
+                except Exception as error:
+                    raise AssertionError(f"{kind} of {dtype} on {device}: {error}") from error
+                done += 1
+    assert done > 110, done
+
+
+def reductions(device: str, kind: str, dtype: torch.dtype) -> None:
+    expected, op = truth(kind, dtype), operation(kind)
+    x = sample(RANK, dtype).to(device)
+    dist.all_reduce(x, op=op)
+    same(x, expected)
+    x = sample(RANK, dtype).to(device)
+    work = dist.all_reduce(x, op=op, async_op=True)
+    work.wait()
+    same(x, expected)
+    out, part = torch.zeros(4 // WORLD, dtype=dtype).to(device), expected.chunk(WORLD)[RANK]
+    dist.reduce_scatter_tensor(out, sample(RANK, dtype).to(device), op=op)
+    same(out, part)
+    out = torch.zeros(4 // WORLD, dtype=dtype).to(device)
+    dist.reduce_scatter(out, [t.contiguous() for t in sample(RANK, dtype).to(device).chunk(WORLD)], op=op)
+    same(out, part)
+    x = sample(RANK, dtype).to(device)
+    dist.reduce(x, dst=1, op=op)
+    if RANK == 1:
+        same(x, expected)
+
+
+@program("table")
+def each_way_to_move(d: str) -> Any:
+    for device in ("cpu", d):
+        for dtype in DTYPES if device == "cpu" else (torch.float8_e4m3fn, torch.int16, torch.bool, torch.complex64):
+            try:
+                moves(device, dtype)
+            except Exception as error:
+                raise AssertionError(f"{dtype} on {device}: {error}") from error
+
+
+def moves(device: str, dtype: torch.dtype) -> None:
+    of = [sample(rank, dtype) for rank in range(WORLD)]
+    mine = of[RANK].to(device)
+
+    def room(n: int = 4) -> torch.Tensor:
+        return torch.zeros(n, dtype=dtype).to(device)
+
+    x = mine.clone()
+    dist.broadcast(x, src=1)
+    same(x, of[1])
+    out = room(4 * WORLD)
+    dist.all_gather_into_tensor(out, mine)
+    same(out, torch.cat(of))
+    outs = [room() for _ in range(WORLD)]
+    dist.all_gather(outs, mine)
+    for found, expected in zip(outs, of, strict=True):
+        same(found, expected)
+    out, n = room(), 4 // WORLD
+    dist.all_to_all_single(out, mine)
+    same(out, torch.cat([t[RANK * n : (RANK + 1) * n] for t in of]))
+    outs = [room() for _ in range(WORLD)]
+    dist.gather(mine, outs if RANK == 0 else None, dst=0)
+    if RANK == 0:
+        for found, expected in zip(outs, of, strict=True):
+            same(found, expected)
+    out = room()
+    dist.scatter(out, [t.to(device) for t in of] if RANK == 0 else None, src=0)
+    same(out, of[RANK])
+    out = room()
+    if RANK == 0:
+        dist.send(mine, 1)
+    elif RANK == 1:
+        dist.recv(out, 0)
+        same(out, of[0])
+
+
+# ---- groups, handles, timeouts ------------------------------------------------------------------------------------
+
+
+@program("table")
+def new_groups(d: str) -> Any:
+    for device in ("cpu", d):
+        own = [dist.new_group([rank]) for rank in range(WORLD)][RANK]
+        x = numbers(device, 3)
+        dist.all_reduce(x, group=own)
+        same(x, numbers("cpu", 3))
+        backwards = dist.new_group(list(range(WORLD)), backend="fused_eager", timeout=timedelta(seconds=30))
+        dist.all_reduce(x, group=backwards)
+        same(x, sum(((torch.arange(3) % 7 + 1) * (r + 1)).to(torch.float32) for r in range(WORLD)))
+        mine, _ = dist.new_subgroups(1)
+        assert dist.get_world_size(mine) == 1
+        dist.destroy_process_group(backwards)
+
+
+@program("table")
+def several_at_once(d: str) -> Any:
+    """A coalescing manager, and a list of tensors."""
+    total = WORLD * (WORLD + 1) // 2
+    for device in ("cpu", d):
+        xs = [torch.full((3,), float(RANK + 1 + k), device=device) for k in range(3)]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for x in xs:
+                dist.all_reduce(x)
+        manager.wait()
+        for k, x in enumerate(xs):
+            assert x.tolist() == [total + WORLD * k] * 3
+        dist.all_reduce_coalesced(xs, op=dist.ReduceOp.AVG)
+        for k, x in enumerate(xs):
+            assert x.tolist() == [total + WORLD * k] * 3
+
+
+@program("table")
+def handles(d: str) -> Any:
+    for device in ("cpu", d):
+        x = numbers(device, 5)
+        work = dist.all_reduce(x, op=operation("PREMUL_SUM"), async_op=True)
+        future = work.get_future().then(lambda f: [t.cpu().tolist() for t in f.value()])
+        expected = (sum(((torch.arange(5) % 7 + 1) * (r + 1)).to(torch.float32) for r in range(WORLD)) * SCALE).tolist()
+        assert future.wait() == [expected]
+        assert work.wait() and x.tolist() == expected
+
+
+@program("table")
+def barriers_that_are_watched(d: str) -> Any:
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
+    if RANK == 0:
+        began = time.monotonic()
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+        except RuntimeError as error:
+            assert time.monotonic() - began < 20 and "1" in str(error), error
+        else:
+            raise AssertionError("nobody else has come")
+
+
 def differ(a: Any, b: Any) -> str:
     """What is different in two results of the same shape."""
     if isinstance(a, (list, tuple)):
@@ -379,7 +601,7 @@ def main() -> None:
     for name, run in PROGRAMS[suite].items():
         try:
             found = run("tpu")
-            said[name] = "" if suite in ("faults", "default") else differ(found, copy.copy(run("cpu")))
+            said[name] = "" if suite in ALONE else differ(found, copy.copy(run("cpu")))
         except Exception:
             said[name] = traceback.format_exc()
             break  # the ranks are out of step

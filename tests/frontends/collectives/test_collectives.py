@@ -59,12 +59,19 @@ def test_each_collective_does_on_the_device_what_it_does_on_the_cpu(world: int, 
     assert all(len(of or {}) > 25 for of in said)
 
 
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_reduction_and_dtype_is_what_it_is_computed_to_be(world: int, tmp_path: Path) -> None:
+    said = ranks("table", tmp_path, world)
+    assert wrong(said) == []
+    assert all(len(of or {}) == 6 for of in said)
+
+
 @pytest.mark.parametrize("mode", ["fused", *(pytest.param(m, marks=pytest.mark.slow) for m in ("strict", "debug"))])
 def test_training_on_ranks_cold_and_warm(mode: str, tmp_path: Path) -> None:
     for _ in ("cold", "warm"):
         said = ranks("training", tmp_path, FUSED_EAGER_MODE=mode)
         assert wrong(said) == []
-        assert all(len(of or {}) == 5 for of in said)
+        assert all(len(of or {}) == 6 for of in said)
 
 
 @pytest.mark.slow
