@@ -58,7 +58,7 @@ class Facts:
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what `verify` found
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
-    collectives: dict[tuple[str, str], Collective] = field(default_factory=dict)  # by op and line
+    collectives: dict[tuple[str, str, str], Collective] = field(default_factory=dict)  # by op, line and group
     contests: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
@@ -292,10 +292,16 @@ class Adder:
         island.count += d.get("times", 1)
 
     def _collective(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        row = self.facts.collectives.setdefault((d["op"], d["site"]), Collective(d["op"], d["site"], d["ranks"]))
+        group = d.get("group", "")
+        new = Collective(d["op"], d["site"], group, d["ranks"])
+        row = self.facts.collectives.setdefault((d["op"], d["site"], group), new)
         row.count += 1
         row.bytes += d["bytes"]
         row.seconds += d["seconds"]
+        row.fetch_s += d.get("fetch_s", 0.0)
+        if d.get("wait_s") is not None:
+            row.wait_s += d["wait_s"]
+            row.watched_s += d["seconds"]
 
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = ""

@@ -39,14 +39,25 @@ class Sync:
 
 @dataclass
 class Collective:
-    """All collectives of one op at one line: how many, their bytes, and the seconds from start to end."""
+    """All collectives of one op at one line in one group: how many, their bytes, the seconds from start to end, those
+    before it for what it reads, and those that the program stood still for it; `watched` are the seconds of those
+    collectives of which that is known."""
 
     op: str
     site: str
+    group: str
     ranks: int
     count: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    fetch_s: float = 0.0
+    wait_s: float = 0.0
+    watched_s: float = 0.0
+
+    @property
+    def overlap(self) -> float | None:
+        """The part of its time in which the program went on; None where that is not known."""
+        return max(0.0, 1 - self.wait_s / self.watched_s) if self.watched_s else None
 
 
 @dataclass

@@ -209,10 +209,14 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         for i in top(f.islands, "count", ROWS):
             lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
     if f.collectives:
-        lines += ["", "Collectives of device tensors (how often, bytes each, time of each):"]
+        lines += ["", "Collectives of device tensors (how often; of each: bytes, time, fetching, waiting, overlap):"]
         for each in top(list(f.collectives.values()), "seconds", ROWS):
-            what = f"{amount(each.bytes / each.count)}, {duration(each.seconds / each.count)}, {each.ranks} ranks"
-            lines.append(f"  {each.count:6} x {each.op} at {short(each.site)}: {what}"[:WIDTH])
+            took = [duration(of / each.count) for of in (each.seconds, each.fetch_s, each.wait_s)]
+            took[2] = took[2] if each.watched_s else "?"
+            overlap = "?" if each.overlap is None else f"{100 * each.overlap:.0f} %"
+            what = f"{amount(each.bytes / each.count)}, {', '.join(took)}, {overlap}"
+            group = f"{each.ranks} ranks" + (f" of group {each.group}" if each.group not in ("", "0") else "")
+            lines.append(f"  {each.count:6} x {each.op} at {short(each.site)} ({group}): {what}"[:WIDTH])
     if f.choices:
         lines += ["", 'The faster way, measured (fused has to win by 5 %; native="never" always fuses):']
         for c in list(f.choices.values())[:ROWS]:

@@ -75,13 +75,17 @@ class Copies:
         return [t for t, _ in self._written.values()]
 
 
-def _finished(row: Collective, copies: Copies, group: Any, started: float) -> Callable[[], list[Tensor]]:
-    place, nbytes = str(copies.reason.site), copies.nbytes
+def _finish(row: Collective, copies: Copies, group: Any, fetched: float) -> Callable[[float | None], list[Tensor]]:
+    """What is done when the group has done its part, which begins now; `fetched` seconds went before it."""
+    place, nbytes, started = str(copies.reason.site), copies.nbytes, time.monotonic()
 
-    def finish() -> list[Tensor]:
+    def finish(waited: float | None) -> list[Tensor]:
         results = copies.put_back()
         seconds = time.monotonic() - started
-        LOG.emit("collective", op=row.op, bytes=nbytes, ranks=group.size(), seconds=seconds, site=place)
+        LOG.emit(
+            "collective", op=row.op, group=group.group_name, bytes=nbytes, ranks=group.size(), seconds=seconds,
+            fetch_s=fetched, wait_s=waited, site=place,
+        )  # fmt: skip
         return results
 
     return finish
@@ -94,18 +98,19 @@ def _kernel(row: Collective) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         calls.begin(row.op, given, DOORS[0].stream.config)
+        began = time.monotonic()
         copies = Copies(row, site.describe(site.here()))
         named = {name: copies.of(name, value) for name, value in given.items()}
         group = c10d.ProcessGroup.unbox(given["process_group"])
         _serve_the_host(group)
-        started = time.monotonic()
+        finish = _finish(row, copies, group, time.monotonic() - began)
         with job.explained(lambda: f"calls {row.op.strip('_')} at {copies.reason.site}"):
             out = op(**named)
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
         told = f"{row.op.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {copies.reason.site}"
-        work = FollowedWork(c10d.Work.unbox(boxed), _finished(row, copies, group, started), told).boxed()
+        work = FollowedWork(c10d.Work.unbox(boxed), finish, told).boxed()
         return (given[names[0]], work) if isinstance(out, tuple) else work
 
     return kernel

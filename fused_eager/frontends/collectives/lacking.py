@@ -143,7 +143,7 @@ def _reduced(method: Method, original: Callable[..., Any], group: Any, args: tup
     finally:
         options.reduceOp = before
 
-    def finish() -> list[Tensor]:
+    def finish(waited: float | None = None) -> list[Tensor]:
         if keeps:
             for t, result in zip(written, results, strict=True):
                 t.copy_(found.after(result))

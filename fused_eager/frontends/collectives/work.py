@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -21,7 +22,8 @@ class FollowedWork(c10d.Work):
 
     Arguments:
         work: the group's.
-        finish: puts the results where they belong, and returns the tensors that were written.
+        finish: puts the results where they belong, and returns the tensors that were written. It is told for how many
+            seconds the program has stood still for it; None where it waits in C++.
         told: what the collective is and where it was called, for errors.
 
     C++ holds its own half alone, which without this one would wait forever: it is kept until it is finished.
@@ -29,7 +31,7 @@ class FollowedWork(c10d.Work):
 
     _kept: ClassVar[set[FollowedWork]] = set()
 
-    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], told: str):
+    def __init__(self, work: Any, finish: Callable[[float | None], list[Tensor]], told: str):
         super().__init__()
         self._work, self._finish, self._told = work, finish, told
         self._once = threading.Lock()
@@ -37,12 +39,12 @@ class FollowedWork(c10d.Work):
         self._future: Any = None
         self._kept.add(self)
 
-    def _finished(self) -> list[Tensor]:
+    def _finished(self, waited: float | None = None) -> list[Tensor]:
         with self._once:
             if self._results is None:
                 try:
                     with torch.no_grad():
-                        self._results = self._finish()
+                        self._results = self._finish(waited)
                 finally:
                     self._kept.discard(self)
         return self._results
@@ -54,11 +56,12 @@ class FollowedWork(c10d.Work):
             RuntimeError: what the host's group raises, where a rank has gone or time is over.
         """
         if self._results is None:
+            began = time.monotonic()
             try:
                 self._work.wait(timeout) if timeout else self._work.wait()
             except BaseException as error:
                 raise self._failed(error) from error
-            self._finished()
+            self._finished(time.monotonic() - began)
         return True
 
     def synchronize(self) -> None:

@@ -335,11 +335,23 @@ def a_reduction_that_has_no_meaning(d: str) -> Any:
 
 @program("faults")
 def the_report_has_them(d: str) -> Any:
-    dist.all_reduce(numbers(d, 64))
+    x = numbers(d, 64) + 0
+    x.cpu()  # what it takes to compile is no part of it
+    dist.barrier()
+    if RANK:
+        time.sleep(0.3)
+    dist.all_reduce(x)
     rows = [r for r in report().facts.collectives.values() if r.op == "allreduce_"]
     assert rows and all(r.ranks == WORLD and r.seconds > 0 for r in rows), rows
     assert any("ranks.py" in r.site and r.bytes >= 256 for r in rows), rows
     assert "Collectives of device tensors" in str(report())
+    assert all(r.overlap is not None and (RANK or (r.overlap < 0.5 and r.wait_s > 0.1)) for r in rows), rows
+    x.cpu()
+    work = dist.all_reduce(x, async_op=True)
+    time.sleep(0.3)  # the program goes on
+    work.wait()
+    later = [r for r in report().facts.collectives.values() if r.op == "allreduce_" and r not in rows]
+    assert len(later) == 1 and later[0].overlap is not None and later[0].overlap > 0.5, later
 
 
 @program("faults")
