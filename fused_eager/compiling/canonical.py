@@ -29,12 +29,16 @@ def to_parts(computation: Computation) -> Parts:
     body = []
     for p, node in enumerate(computation.chosen):
         body.append(forms.of_node(node, f"region.nodes[{p}]", local))
-    return {
+    made = {
         "inputs": [forms.of_home(computation.homes[v]) for v in region.inputs],
         "nodes": body,
         "outputs": [local[v] for v in region.outputs],
         "donated": list(region.donated),
     }
+    if computation.smaller:
+        smaller = [[size, to_parts(other)] for size, other in computation.smaller]
+        made["bucket"] = {"size": computation.size, "smaller": smaller}
+    return made
 
 
 def to_computation(parts: Mapping[str, Any]) -> Computation:
@@ -51,6 +55,8 @@ def to_computation(parts: Mapping[str, Any]) -> Computation:
             nodes.append(forms.to_node(form, len(nodes), homes))
         outputs, donated = tuple(parts["outputs"]), tuple(parts["donated"])
         region = Region(tuple(range(len(nodes))), inputs, outputs, donated, "xla", Reason("cut.exit"))
+        bucket = parts.get("bucket", {"size": 0, "smaller": ()})
+        smaller = tuple([(size, to_computation(other)) for size, other in bucket["smaller"]])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"no region: {type(error).__name__}: {error}") from error
-    return Computation(nodes, region, homes)
+    return Computation(nodes, region, homes, bucket["size"], smaller)

@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.deferred import jax
-from fused_eager.fusion_rules.platforms import lowering_for
+from fused_eager.fusion_rules.padded import Refused
+from fused_eager.fusion_rules.platforms import ANY, lowering_for
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
@@ -116,7 +117,7 @@ def trace(computation: Computation, bounds: bool, platform: str = "cpu") -> jax.
 
 
 def _arguments(computation: Computation, device: Device = HOST) -> list[jax.ShapeDtypeStruct]:
-    homes, kinds = computation.homes, [type(s) for node in computation.chosen for s in node.scalars]
+    homes, kinds = computation.homes, computation.kinds
     on = None if device.has_memory else jax.sharding.SingleDeviceSharding(device.xla)
     arguments = [(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
     arguments += [((kinds.count(kind),), np.dtype(dtype)) for kind, dtype in ((float, "float64"), (int, "int64"))]
@@ -150,17 +151,42 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
         avals = _arguments(computation, device)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
-        traced, blocks = function, ""
+        traced, blocks = _of_bucket(function, computation, bounds) if computation.smaller else function, ""
         if REWRITE.here is not None:
             may_gain, rewritten = REWRITE.here
             if may_gain(avals, _is_pointwise(computation)):
-                traced, blocks = rewritten(jax.make_jaxpr(function)(*avals), donated)
+                traced, blocks = rewritten(jax.make_jaxpr(traced)(*avals), donated)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     return Lowering(lowered, checks, scratch, blocks)
+
+
+def _of_bucket(function: Any, computation: Computation, bounds: bool) -> Any:
+    """The function of a region for all sizes of its bucket."""
+    from ..lowering.lower import Function
+    from ..lowering.padding import padded
+
+    def traced(function: Any, of: Computation) -> jax.core.ClosedJaxpr:
+        return jax.make_jaxpr(function)(*_arguments(replace(of, smaller=())))
+
+    (low, least), (middle, between) = computation.smaller
+    outputs = len(computation.region.outputs)
+
+    def made_of_traces() -> Any:
+        of = [Function(c.nodes, c.region, bounds) for c in (computation, least, between)]  # anew: JAX keeps traces
+        traces = [traced(f, c) for f, c in zip(of, (computation, least, between), strict=True)]
+        function.checks[:] = of[0].checks
+        return padded(traces[0], traces[1], traces[2], (computation.size, low, middle), outputs)
+
+    try:
+        made = made_of_traces()
+    except Refused:
+        with lowering_for(ANY):  # which forms are good for a platform hangs on sizes
+            made = made_of_traces()
+    return lambda *arrays: (lambda found: (found[:outputs], found[outputs]))(made(*arrays))
 
 
 def build(computation: Computation, bounds: bool, in_subprocess: bool = True, device: Device = HOST) -> Made:

@@ -17,11 +17,23 @@ from ..tracing.stream import Node
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What is compiled: a region, the nodes of the stream that it is part of, and the homes of their values."""
+    """What is compiled: a region, the nodes of the stream that it is part of, and the homes of their values.
+
+    With `smaller` it is compiled for every size of a bucket, of which it has the largest, `size`; they are the same
+    region at the least size and at one between these. The size of a call is then the last of its whole numbers.
+    """
 
     nodes: Sequence[Node]
     region: Region
     homes: Mapping[int, Home]
+    size: int = 0
+    smaller: tuple[tuple[int, Computation], ...] = ()
+
+    @property
+    def kinds(self) -> list[type]:
+        """The types of the numbers that it is called with, in order."""
+        found = [type(s) for node in self.chosen for s in node.scalars]
+        return [*found, int] if self.smaller else found
 
     @property
     def chosen(self) -> list[Node]:
@@ -57,4 +69,5 @@ def identity(computation: Computation, flags: Hashable) -> Hashable:
         tuple([local[v] for v in region.outputs]),
         region.donated,
         flags,
+        *[(computation.size, size, identity(smaller, ())) for size, smaller in computation.smaller],
     )

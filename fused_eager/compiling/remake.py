@@ -81,7 +81,7 @@ def prove(key: Key, blobs: Mapping[str, bytes], rounds: int = 3) -> str:
         return "it says that it cannot be compiled, and it can"
     if kept.checks != made.checks:
         return f"its checks are {kept.checks}, those of the remade one {made.checks}"
-    kinds = [type(s) for node in computation.chosen for s in node.scalars]
+    kinds = computation.kinds
     shapes = [(JAX_DTYPE[homes[v][0]], homes[v][1]) for v in region.inputs]
     for seed in range(rounds):
         inputs = [_fill(np.random.default_rng([seed, i]), *shape) for i, shape in enumerate(shapes)]

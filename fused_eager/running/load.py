@@ -102,9 +102,13 @@ class Kept:
         if time.perf_counter() - began > LONG:
             heap.give_back()
         heap.WATCH.stir()
+        self.keep(ready)
+        return ready
+
+    def keep(self, ready: Ready) -> None:
+        """Have it as it is."""
         self.ready = ready
         _KEPT.add(self)
-        return ready
 
 
 _KEPT: weakref.WeakSet[Kept] = weakref.WeakSet()

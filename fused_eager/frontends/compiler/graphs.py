@@ -10,16 +10,22 @@ import torch
 from torch.fx import GraphModule, Interpreter
 
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.padded import Refused
 
 from ...bounded import Bounded
+from ...compiling import emit
+from ...compiling.buckets import Bucket
 from ...config import Config
 from ...log.events import LOG
 from ...log.site import caller
+from ...lowering.failed import NodeFailed
 from ..context.context import fused_eager
+from . import sizes
 from .capture import Capture, Unfit
-from .program import Program
+from .program import Program, elsewhere
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
+TRIES = 3  # buckets, at most, in which it is tried to prove that sizes may be padded
 KEPT = 64  # programs: a number that counts on makes one at each call, and compiles nothing
 
 Form = tuple[Hashable, ...]
@@ -41,6 +47,9 @@ class CompiledGraph:
         self.programs: Bounded[Form, Program] = Bounded(KEPT)
         self.compiled = 0  # the forms for which the compiler was needed
         self.before: Form | None = None  # the last form that was new
+        self.sizes: sizes.Env = {}  # and what its sizes were
+        self.padding = ""  # why sizes are not padded
+        self.refused: dict[Bucket, str] = {}  # in which buckets
         self.unfit = ""
         self._lock = threading.Lock()
 
@@ -69,21 +78,55 @@ class CompiledGraph:
                 if device:
                     raise Unfit(f"a tensor is on {device}, whose ops are recorded as they come")
                 made = Capture(self.graph, self.config).program(args)
-                self.compiled += made.make_ready()
+                bucket = self._fill_bucket(made, args)
+                if not bucket:
+                    self.compiled += made.make_ready()
             except Unfit as why:
                 self.unfit = str(why)
                 self._tell(form, self.unfit)
                 return None
             full = self.compiled == FORMS
-            self._tell(form, f"its sizes keep changing: further forms than {FORMS} run op by op" if full else "")
+            over = f"its sizes keep changing: further forms than {FORMS} run op by op" if full and not bucket else ""
+            self._tell(form, over, bucket)
             self.programs[form], self.before = made, form
             return made
 
-    def _tell(self, form: Form, why: str) -> None:
+    def _fill_bucket(self, made: Program, args: Sequence[Any]) -> str:
+        """Give a program, of a graph that came with another size before, the executables that do for all sizes up to a
+        bound. Returns which sizes these are; "" where it has none, and `padding` says why."""
+        before, bucket = self.sizes, None
+        try:
+            self.sizes = now = sizes.symbols(self.graph, args)
+            if not before or self.config.mode != "fused" or (self.config.measures and not self.config.waits):
+                return ""
+            symbol, bucket = sizes.varying(before, now)
+            if bucket in self.refused or len(self.refused) >= TRIES:
+                return ""
+
+            def recorded(size: int) -> Program:
+                return Capture(self.graph, self.config).program(sizes.at(self.graph, args, {**now, symbol: size}))
+
+            others = [recorded(size) for size in bucket]
+
+            def make() -> bool:
+                sizes.make_ready(now[symbol], bucket, made, *others)
+                return emit.begin()[1] > 0
+
+            self.compiled += elsewhere(make)
+        except (Refused, Unfit, NodeFailed) as why:
+            self.padding = str(why)
+            if bucket is not None:
+                self.refused[bucket] = self.padding
+            return ""
+        self.padding = ""
+        return f"{bucket.low} to {bucket.high}"
+
+    def _tell(self, form: Form, why: str, bucket: str = "") -> None:
         before = self.before or form
         found = [[what, str(a), str(b)] for what, a, b in zip(_words(form), before, form, strict=False) if a != b][:20]
         site = str(caller())
-        LOG.emit("graph", forms=self.compiled, changes=found, unfit=why, backward=self.backward, site=site)
+        told = {"forms": self.compiled, "changes": found, "unfit": why, "backward": self.backward, "site": site}
+        LOG.emit("graph", **told, bucket=bucket, unpadded="" if bucket else self.padding)
 
     def _by_ops(self, args: list[Any]) -> Any:
         given = list(args)

@@ -1,0 +1,209 @@
+"""Buckets: one executable for all sizes up to a bound, where it is proved that padding reaches no result.
+
+Sizes lie in buckets that end at 8, 12, 16, 24, 32, 48 and so on, so that at most half of what is computed is padding. A
+stream of any size in a bucket is run by the regions of the largest, which know the size (`lowering.padding`). That a
+stream is one of these is seen from its nodes: every number in them has to be where those at three sizes say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fused_eager.fusion_rules.deferred import jax
+from fused_eager.fusion_rules.padded import Refused
+from fused_eager.fusion_rules.precision import as_of
+
+from ..devices.host import HOST
+from ..lowering.failed import NodeFailed
+from ..memory.borrow import Home
+from ..memory.buffers import to_array, to_tensor
+from ..planning import plan
+from ..planning.plan import Region, Work
+from ..xla import device
+from . import emit
+from .caching import settings
+from .compile import Computation, load_or_compile
+from .executable import Executable
+from .ready import Ready
+
+LEAST = 2  # torch.compile makes graphs of their own for the sizes 0 and 1
+
+
+class Bucket(NamedTuple):
+    """Sizes that share an executable: the largest, the least, and one between them, by which what is linear is told
+    from what is not."""
+
+    high: int
+    low: int
+    middle: int
+
+
+def bucket_of(size: int) -> Bucket:
+    """The bucket of a size of at least `LEAST`."""
+    high, low = 8, LEAST
+    while high < size:
+        low, high = high + 1, high + high // 2 if high & (high - 1) == 0 else high // 3 * 4
+    return Bucket(high, low, (high + low) // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """A stream of some size, and the same at the sizes of its bucket."""
+
+    size: int
+    bucket: Bucket
+    now: Work
+    high: Work
+    low: Work
+    middle: Work
+
+
+def ready(streams: Streams, islands: dict[int, str]) -> Ready:
+    """A stream with the executables of its bucket.
+
+    Raises:
+        Refused: it is not the same stream at every size, or what is padded would be seen.
+    """
+    high, now = streams.high, streams.now
+    if high.homes == streams.low.homes:
+        raise Refused("no value changes its size")
+    _check(streams)
+    made = plan.make_plan(
+        high.nodes, high.live, frozenset(), high.homes, islands, high.config.max_region, high.reason
+    )
+    checked = any(plan.may_check(n) for n in high.nodes)
+    try:
+        with as_of(high.switches):
+            executables = tuple([_executable(streams, region) for region in made.regions])
+    except NodeFailed as failed:
+        raise Refused(f"{high.nodes[failed.index].op} has no lowering: {failed.reason}") from failed
+    return Ready(made, executables, checked, emit.planned(made, now.nodes, now.homes, executables))
+
+
+def _executable(streams: Streams, region: Region) -> Executable | None:
+    if region.how != "xla":
+        return None
+    bucket, high = streams.bucket, streams.high
+    smaller = [(size, Computation(w.nodes, region, w.homes))
+               for size, w in ((bucket.low, streams.low), (bucket.middle, streams.middle))]  # fmt: skip
+    whole = Computation(high.nodes, region, high.homes, bucket.high, tuple(smaller))
+    made = load_or_compile(whole, settings(high.config))
+    checks = tuple([replace(c, message=_of_size(c.message, streams, region, c.node)) for c in made.checks])
+    return replace(made, call=_Call(streams, region, made), checks=checks, key="")
+
+
+def _of_size(message: str, streams: Streams, region: Region, at: int) -> str:
+    """What a check of a bucket says, for a size: it names an axis of what the node reads."""
+    now, high = (w.nodes[region.nodes[at]] for w in (streams.now, streams.high))
+    pairs = [(use.geometry.size, own.geometry.size) for use, own in zip(high.uses, now.uses, strict=True)]
+    other = {str(a): str(b) for whole, own in pairs for a, b in zip(whole, own, strict=True) if a != b}
+    return re.sub(r"(?<=with size )\d+", lambda found: other.get(found.group(), found.group()), message)
+
+
+class _Call:
+    """The executable of a bucket, called for a size."""
+
+    def __init__(self, streams: Streams, region: Region, made: Executable):
+        now, high = streams.now.homes, streams.high.homes
+        self.size, self.call = streams.size, made.call
+        self.inputs = [high[v] if now[v] != high[v] else None for v in region.inputs]
+        self.outputs = [now[v] if now[v] != high[v] else None for v in region.outputs]
+
+    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        *values, floats, ints = arrays
+        jax.block_until_ready(arrays)
+        given = [x if home is None else _enlarged(x, home) for x, home in zip(values, self.inputs, strict=True)]
+        memory: list[np.ndarray] = []
+        numbers = HOST.numbers([*np.asarray(ints).tolist()[: ints.size], self.size], torch.int64, memory)
+        made, flags = self.call(*given, floats, numbers)
+        jax.block_until_ready((made, flags))  # what is padded is not needed any more
+        return [x if home is None else _cut(x, home) for x, home in zip(made, self.outputs, strict=True)], flags
+
+
+def _enlarged(x: jax.Array, home: Home) -> jax.Array:
+    """A value in the front of a larger one."""
+    dtype, shape = home
+    whole = torch.zeros(shape, dtype=dtype)
+    whole[tuple([slice(n) for n in x.shape])] = to_tensor(x)
+    return to_array(whole, device())
+
+
+def _cut(x: jax.Array, home: Home) -> jax.Array:
+    """The front of a value."""
+    part = to_tensor(x)[tuple([slice(n) for n in home[1]])]
+    return to_array(part.clone(memory_format=torch.contiguous_format), device())
+
+
+# ---- one stream at several sizes ---------------------------------------------------------------------------------
+
+
+def _check(s: Streams) -> None:
+    """See that a stream is, at each size, the same one.
+
+    Raises:
+        Refused: it is not.
+    """
+    works = (s.now, s.high, s.low, s.middle)
+    sizes = (s.size, *s.bucket)
+    if any(w.live != s.now.live or w.homes.keys() != s.now.homes.keys() for w in works):
+        raise Refused("its values are not the same ones at each size")
+    lines = _Lines(sizes)
+    for vid in s.now.homes:
+        lines.see([w.homes[vid] for w in works])
+    for nodes in zip(*(w.nodes for w in works), strict=all(len(w.nodes) == len(s.now.nodes) for w in works)):
+        if len({n.op for n in nodes}) > 1 or len({n.twin for n in nodes}) > 1:
+            raise Refused("its ops are not the same ones at each size")
+        lines.see([[list(map(type, n.scalars)), n.targets, n.args, n.kwargs] for n in nodes])
+        lines.see([[tuple(u) for u in n.uses] for n in nodes])
+        lines.see([[(*r[:1], r.home, r.geometry, r.base, r.spec.shape, r.spec.strides, r.spec.dtype) for r in n.results]
+                   for n in nodes])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Values at these sizes have to be the same, or whole numbers of which the first is on the parabola through the
+    others: strides are products of two sizes. (Sizes themselves have to be linear, as is seen from what is traced.)"""
+
+    sizes: tuple[int, int, int, int]
+
+    def see(self, found: Sequence[Any]) -> None:
+        first = found[0]
+        if any(type(x) is not type(first) for x in found):
+            raise Refused("an argument is of another type at another size")
+        if isinstance(first, (list, tuple)):
+            if any(len(x) != len(first) for x in found):
+                raise Refused("an argument is longer at another size")
+            for parts in zip(*found, strict=True):
+                self.see(parts)
+        elif isinstance(first, dict):
+            if any(x.keys() != first.keys() for x in found):
+                raise Refused("an argument is only there at another size")
+            for name in first:
+                self.see([x[name] for x in found])
+        elif isinstance(first, slice):
+            self.see([(x.start, x.stop, x.step) for x in found])
+        elif type(first) is int:
+            self._line(found)
+        elif not all(_is_same(x, first) for x in found):
+            raise Refused("an argument is another one at another size")
+
+    def _line(self, found: Sequence[int]) -> None:
+        (size, *ends), (now, *values) = self.sizes, found
+        there = Fraction(0)
+        for k, value in enumerate(values):
+            others = [x for i, x in enumerate(ends) if i != k]
+            there += value * Fraction(math.prod(size - x for x in others), math.prod(ends[k] - x for x in others))
+        if there != now:
+            raise Refused("an argument is another one than its size says")
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return repr(a) == repr(b) if isinstance(a, (float, complex)) else bool(a == b)

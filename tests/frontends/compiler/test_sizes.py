@@ -1,0 +1,158 @@
+"""Sizes that vary under `torch.compile`: few compilations, eager's values, and a reason where it is one for each."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fused_eager.compiling import buckets
+from fused_eager.compiling.buckets import bucket_of
+from fused_eager.frontends.compiler.backend import compile_graph
+from fused_eager.log.events import LOG, Event
+from fused_eager.memory.buffers import to_array, to_tensor
+from fused_eager.xla import device
+
+from .programs import Block
+
+Tensor = torch.Tensor
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+@pytest.fixture
+def seen() -> Iterator[list[Event]]:
+    events: list[Event] = []
+    LOG.sinks.append(events.append)
+    yield events
+    LOG.sinks.remove(events.append)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind the valid part of an input is no number, or one that is out of every range."""
+
+    def enlarged(x: Any, home: Any) -> Any:
+        dtype, shape = home
+        whole = torch.full(shape, float("nan") if dtype.is_floating_point else 97, dtype=dtype)
+        whole[tuple([slice(n) for n in x.shape])] = to_tensor(x)
+        return to_array(whole, device())
+
+    monkeypatch.setattr(buckets, "_enlarged", enlarged)
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.block, self.head = nn.Embedding(11, 8), Block(8, 2, 0.25), nn.Linear(8, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.block(self.words(x)))[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 3))
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[int], Tensor]]] = {
+    "mlp": (mlp, lambda n: torch.randn(n, 7)),
+    "loss": (lambda: (lambda x: (x.tanh().mean() + x.sum(0).std(), x.shape[0])), lambda n: torch.randn(n, 7)),
+    "length": (Classifier, lambda n: torch.randint(11, (2, n))),
+    "in place": (lambda: (lambda x: (x.mul_(2).sum(), x[1:], x.t())), lambda n: torch.randn(n, 7)),
+    "cache": (lambda: (lambda x: torch.cat([x, x[:2] * 2])), lambda n: torch.randn(n, 7)),
+}
+SIZES = [9, 14, 24, 17, 15, 13, 19, 16, 23]  # in two buckets, and the first by itself
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "length" else n for n in PROGRAMS])
+def test_a_bucket_of_sizes_is_compiled_once_and_computes_what_eager_does(name: str, seen: list[Event]) -> None:
+    make, argument = PROGRAMS[name]
+    torch.manual_seed(0)
+    plain = make()
+    other = copy.deepcopy(plain)
+    compiled = torch.compile(other, backend=compile_graph, dynamic=True)
+    for n in SIZES:
+        found = []
+        x = argument(n)
+        for function, own in ((compiled, other), (plain, plain)):
+            torch.manual_seed(n)
+            given = x.clone()
+            out = function(given.requires_grad_() if x.is_floating_point() and name != "in place" else given)
+            outs = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
+            leaves = [*own.parameters()] if isinstance(own, nn.Module) else []
+            leaves += [given] if given.requires_grad else []
+            gradients = torch.autograd.grad(sum(t.sin().sum() for t in outs), leaves) if leaves else ()
+            found.append([*outs, given, *gradients, *(own.buffers() if isinstance(own, nn.Module) else ())])
+            strides = [t.stride() for t in outs]
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+        assert [t.stride() for t in found[0][: len(strides)]] == strides
+    graphs = [e.data for e in seen if e.kind == "graph"]
+    assert {d["bucket"] for d in graphs} == {"", "13 to 16", "17 to 24"}, {d["unpadded"] for d in graphs}
+    sides = len({d["backward"] for d in graphs})
+    assert sum(d["bucket"] == "" for d in graphs) == sides, {d["unpadded"] for d in graphs}  # the first size
+    assert sum(e.kind in ("compile", "cache-load") for e in seen) <= 3 * sides * (2 if name == "length" else 1)
+
+
+def test_what_cannot_be_padded_is_compiled_for_each_size_and_says_why(seen: list[Event]) -> None:
+    f: Callable[[Tensor], Tensor] = lambda x: x.sort(0)[0] * 2  # noqa: E731
+    compiled = torch.compile(f, backend=compile_graph, dynamic=True)
+    for n in (9, 11, 30, 50, 31):
+        x = torch.randn(n, 3)
+        assert torch.equal(compiled(x), f(x))
+    told = [(e.data["bucket"], e.data["unpadded"]) for e in seen if e.kind == "graph"]
+    assert told == [("", ""), *[("", "a sort along it")] * 4]
+
+
+def test_an_index_is_checked_against_the_size_and_not_against_the_bucket() -> None:
+    compiled = torch.compile(lambda x, i: x[i] * 2, backend=compile_graph, dynamic=True)
+    x = torch.arange(24.0)
+    at = torch.tensor([0, 8])
+    for n in (9, 14, 13):
+        assert compiled(x[:n].clone(), at).tolist() == [0, 16]
+    with pytest.raises(IndexError, match="index 13 is out of bounds for dimension 0 with size 13"):
+        compiled(x[:13].clone(), torch.tensor([0, 13]))
+    assert compiled(x[:14].clone(), torch.tensor([0, 13])).tolist() == [0, 26]
+
+
+PROGRAM = """
+import torch
+from fused_eager.compiling.caching import keeper
+from fused_eager.config import resolve
+from fused_eager.frontends.compiler.backend import compile_graph
+from fused_eager.log.events import LOG
+kinds = []
+LOG.sinks.append(lambda e: kinds.append(e.kind))
+f = torch.compile(lambda x: torch.softmax(x * 2, 0).mean(), backend=compile_graph, dynamic=True)
+for n in (9, 13, 14, 16):
+    assert abs(f(torch.ones(n, 3)).item() * n - 1) < 1e-5
+keeper(resolve()).flush()
+print(kinds.count("compile"), kinds.count("cache-load"))
+"""
+
+
+@pytest.mark.slow
+def test_another_process_finds_the_executable_of_a_bucket(tmp_path: Path) -> None:
+    environment = {**os.environ, "FUSED_EAGER_CACHE_DIR": str(tmp_path), "FUSED_EAGER_CACHE": ""}
+    told = [
+        subprocess.run([sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert [t.stdout.split() for t in told] == [["2", "0"], ["0", "2"]], told[0].stderr + told[1].stderr
+
+
+def test_buckets_hold_every_size_once() -> None:
+    found = [bucket_of(n) for n in range(2, 3000)]
+    assert all(b.low <= n <= b.high and b.low < b.middle < b.high for n, b in enumerate(found, 2))
+    ends = sorted({(b.low, b.high) for b in found})
+    assert [low for low, _ in ends] == [2, *[high + 1 for _, high in ends[:-1]]]
+    assert all(2 * b.high <= 3 * n + 2 for n, b in enumerate(found, 2) if n > 8)
