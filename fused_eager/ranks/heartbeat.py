@@ -117,8 +117,9 @@ class Heartbeat:
         self.channel.put(f"rank/{self.rank}", own.text())
         self._beats += 1
         self._tell_ends()
-        if self.fault is not None or (self._beats & (self._beats - 1) == 0 and self.size <= MANY):
-            self._learn_ends()  # in the 1st, 2nd, 4th ... beat
+        is_unknown = len(self._ends) < self.size - 1 and self._beats < 64
+        if self.fault is not None or (self.size <= MANY and (is_unknown or self._beats & (self._beats - 1) == 0)):
+            self._learn_ends()  # until all are known, and in the 2nd, 4th, 8th ... beat
         if self.fault is not None:
             sockets.cut(self._others())
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -119,6 +120,23 @@ def explained(where: Callable[[], str]) -> Iterator[None]:
         if why is error:
             raise
         raise why from error
+
+
+def waits(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Work.wait`, whose errors say which rank is lost."""
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        with explained(here):
+            return original(*args, **kwargs)
+
+    return wait
+
+
+def here() -> str:
+    """What this rank is at, for an error: "waits in all_reduce at train.py:12"."""
+    at = status.place()
+    return f"waits in {at.collective or 'a collective'} at {at.line}"
 
 
 def refuse_if_failed(where: str) -> None:

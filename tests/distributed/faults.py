@@ -39,12 +39,13 @@ class Case:
         self.device = "tpu" if door == "tpu" else "cpu"
         self.victim = min(2, world - 1)  # the rank that the fault is injected into
         self.store: Any = None
+        self.backend = ""
 
     def start(self) -> None:
         """Make the process group."""
         if self.device == "tpu":
             import fused_eager.tpu  # noqa: F401
-        backend = "fused_eager" if self.device == "tpu" else "gloo"
+        backend = self.backend or ("fused_eager" if self.device == "tpu" else "gloo")
         if self.store is None:
             self.store = dist.FileStore(str(self.folder / "store"), self.world)
         dist.init_process_group(
@@ -345,7 +346,7 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     os.environ.update(
         FUSED_EAGER_CACHE_DIR=str(folder / "cache"), FUSED_EAGER_HEARTBEAT=str(heartbeat),
-        FUSED_EAGER_ARRIVAL=str(heartbeat), FUSED_EAGER_DEVICES="1",
+        FUSED_EAGER_ARRIVAL=str(heartbeat if name == "never_arrive" else 60), FUSED_EAGER_DEVICES="1",
         FUSED_EAGER_CHECK_COLLECTIVES="1" if name == "differ" else "0",
     )  # fmt: skip
     pids = []

@@ -21,19 +21,27 @@ DOORS = ("cpu", "tpu")
 EXIT_CODE = 13  # of a wait that nothing could interrupt
 
 
-def run(cases: list[tuple[str, str]], world: int, heartbeat: float) -> list[dict[str, Any]]:
+def run(
+    cases: list[tuple[str, str]], world: int, heartbeat: float, module: str = "tests.distributed.faults", **given: str
+) -> list[dict[str, Any]]:
     task = json.dumps({"world": world, "heartbeat": heartbeat, "cases": cases})
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
     out = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.faults", task],
-        cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120 * len(cases),
+        [sys.executable, "-m", module, task],
+        cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1", **given}, capture_output=True, text=True,
+        timeout=120 * len(cases),
     )  # fmt: skip
     assert out.returncode == 0, out.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(out.stdout.splitlines()[-1])
     return found
 
 
-def check_lost(result: dict[str, Any], heartbeat: float, uninterrupted: bool = False) -> None:
+def check_lost(
+    result: dict[str, Any],
+    heartbeat: float,
+    uninterrupted: bool = False,
+    line: str = "tests/distributed/faults.py:",
+) -> None:
     """Each other rank has raised in time, an error that names the rank and its own line, and has ended."""
     victim = result["victim"]
     for rank, (code, text) in enumerate(zip(result["codes"], result["errors"], strict=True)):
@@ -42,7 +50,7 @@ def check_lost(result: dict[str, Any], heartbeat: float, uninterrupted: bool = F
         assert code == (EXIT_CODE if uninterrupted else 1), f"rank {rank} ended with {code}:\n{text}"
         assert f"rank {victim} " in text and "a wrong number" not in text, text
         assert "RankLost" in text or uninterrupted, text
-        assert "tests/distributed/faults.py:" in text and "docs/how_to/a_rank_died.md" in text, text
+        assert line in text and "docs/how_to/a_rank_died.md" in text, text
     seconds = result["ended"] if uninterrupted else result["seconds"]
     # Beside the heartbeat: the beat that was last heard, and machines that do other things as well.
     assert seconds < 2 * heartbeat + 5, f"it took {seconds} s"

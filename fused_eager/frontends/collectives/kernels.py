@@ -102,7 +102,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         copies = Copies(row, site.describe(site.here()))
         named = {name: copies.of(name, value) for name, value in given.items()}
         group = c10d.ProcessGroup.unbox(given["process_group"])
-        _serve_the_host(group)
+        named["process_group"] = _serve_the_host(group).boxed()
         finish = _finish(row, copies, group, time.monotonic() - began)
         with job.explained(lambda: f"calls {row.op.strip('_')} at {copies.reason.site}"):
             out = op(**named)
@@ -117,16 +117,30 @@ def _kernel(row: Collective) -> Callable[..., Any]:
 
 
 _HOST = torch.device("cpu")
+_serving: dict[str, tuple[Any, Any]] = {}  # by a group's name: the device's backend, and the group of that alone
 
 
-def _serve_the_host(group: Any) -> None:
-    """Have a group that was made for the device alone take CPU tensors, too: its backend can."""
+def _serve_the_host(group: Any) -> Any:
+    """The group in which the device's backend takes CPU tensors, which it can: the same one where it serves both, and
+    where it was made for the device alone. A group that has another backend for CPU tensors goes on to use it for
+    those: threads that save checkpoints rely on their collectives being apart from those of a training."""
+    device = torch._C._get_privateuse1_backend_name()
+    own = next((group._get_backend(of) for of in group._device_types if of.type == device), None)
+    if own is None:
+        return group
     if _HOST not in group._device_types:
-        for device in group._device_types:
-            found = group._get_backend(device)
-            if isinstance(found, c10d.ProcessGroupGloo):
-                group._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, found)
-                return
+        group._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, own)
+        return group
+    if group._get_backend(_HOST) is own:
+        return group
+    known = _serving.get(group.group_name)
+    if known is None or known[0] is not own:
+        apart: Any = c10d.ProcessGroup(group.get_group_store(), group.rank(), group.size())
+        apart._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, own)
+        apart._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
+        apart._set_group_name(group.group_name)
+        known = _serving[group.group_name] = own, apart
+    return known[1]
 
 
 def backend(group: Any, _: Any) -> Any:
@@ -162,6 +176,7 @@ def register(device: str) -> None:
     for name in NAMES:
         distributed.Backend.register_backend(name, backend, extended_api=True, devices=["cpu", device])
     lacking.install(NAMES)
+    c10d.Work.wait = job.waits(c10d.Work.wait)  # type: ignore[method-assign]
     lib = torch.library.Library("c10d", "IMPL")
     _libraries.append(lib)
     with warnings.catch_warnings():

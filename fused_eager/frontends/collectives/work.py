@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from ...errors import FusedEagerError
 from ...ranks import job
 
 Tensor = torch.Tensor
@@ -112,7 +113,7 @@ class FollowedWork(c10d.Work):
         """The group's error, with the collective and the program's line before its words; or, where another rank is
         lost, what is known of that."""
         self._kept.discard(self)
-        if not isinstance(error, RuntimeError):
+        if not isinstance(error, RuntimeError) or isinstance(error, FusedEagerError):
             return error
         explained = job.explain(error, f"waits in {self._told}")
         return type(error)(f"{self._told}: {error}") if explained is error else explained

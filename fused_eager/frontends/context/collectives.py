@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from ...ranks import calls, job, status
+from ...ranks import calls, job
 from ...recording import native
 from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream
@@ -31,22 +29,6 @@ def call(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
 
 
-def waited(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Waiting for a collective."""
-
-    @functools.wraps(original)
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        with explained():
-            return original(*args, **kwargs)
-
-    return wait
-
-
 def explained() -> contextlib.AbstractContextManager[None]:
     """In the body collectives are waited for: where that fails because a rank is lost, say which one."""
-    return job.explained(_where)
-
-
-def _where() -> str:
-    at = status.place()
-    return f"waits in {at.collective or 'a collective'} at {at.line}"
+    return job.explained(job.here)

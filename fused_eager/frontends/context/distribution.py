@@ -18,9 +18,9 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK
+from ...ranks import job
 from ...recording import native
 from ...running import run
-from . import collectives
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door
@@ -169,7 +169,7 @@ def rows() -> tuple[Row, ...]:
         (c10d.GradBucket, "buffer", _bucket_given),
         (c10d.GradBucket, "gradients", _bucket_given),
         (c10d.GradBucket, "set_buffer", _bucket_given),
-        (c10d.Work, "wait", collectives.waited),
+        (c10d.Work, "wait", job.waits),
         (torch._C.Future, "then", _called_back),
         (torch._C.Future, "add_done_callback", _called_back),
         (torch._C.Future, "set_result", _given),
