@@ -146,15 +146,19 @@ class Compiler:
         self._refusal = self._refusal or _unavailable()
         if self._refusal:
             raise Unavailable(self._refusal)
+        about = json.dumps({"path": _folders(), "nice": nice, "idle": IDLE}).encode()
         try:
             with self._starting:
                 ours = self._connection = self._begin()
         except (OSError, ValueError) as error:  # which may pass, as a want of file descriptors does
             raise Unavailable(f"it cannot be started: {error}") from error
         try:
-            ours.send_bytes(json.dumps({"path": _folders(), "nice": nice, "idle": IDLE}).encode())
+            ours.send_bytes(about)
         except OSError:
             raise self._not_started() from None
+        except BaseException:
+            self._end()  # an interrupt: what is asked for next would be taken for what it is to know first
+            raise
         return ours
 
     def _begin(self) -> Connection:
