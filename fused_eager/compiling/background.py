@@ -59,12 +59,14 @@ def is_quick(ops: int, seconds: float) -> bool:
 
 @dataclass(eq=False)
 class Waiting:
-    """A stream without executables: what runs it `meanwhile`, and how they are to be made."""
+    """A stream without executables: what runs it `meanwhile`, and how they are to be made; whether an op of it has to
+    be decomposed for that, where torch infers shapes."""
 
     meanwhile: Ready
     make: Callable[[], Ready]
     ops: int
     first: Step | None = None  # of such streams
+    decomposes: bool = False
     asked: bool = False
     failed: bool = False
     met: int = 0
@@ -74,7 +76,8 @@ class Waiting:
     def ask(self) -> None:
         """Have it compiled."""
         if not self.asked:
-            load_inference()  # what compiles may need it, on its own thread
+            if self.decomposes:
+                load_inference()  # here, and not on the thread that compiles
             self.asked = True
             if not _QUEUE.add(self.run):
                 self.failed = True  # the interpreter ends

@@ -13,6 +13,7 @@ import torch
 
 from fused_eager.cache import Unencodable
 from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules.rule import rule_for
 
 from ..bounded import Bounded
 from ..choosing.hotness import SKELETONS
@@ -160,7 +161,8 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
             emit.came(nodes, work.homes, work.live, meanwhile.number)
             CAME[shapes] = meanwhile.number
         make = functools.partial(_compiled, work, skeleton, meanwhile.number)
-        waiting = known[ending] = Waiting(meanwhile, make, len(nodes), stream.first)
+        decomposes = any(rule_for(n.op) is None for n in nodes)
+        waiting = known[ending] = Waiting(meanwhile, make, len(nodes), stream.first, decomposes)
     waiting.meanwhile = meanwhile
     if background.came_again(shapes, waiting) and not stream.shadowed:
         waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
