@@ -90,6 +90,7 @@ class Autotuner:
 
     native: bool = False
     waiting: bool = True  # a boundary was passed, and no op has come since
+    countdown: int = 0  # ops until the native segment that is running ends, where nothing else says so
     after: Place = None  # that boundary
     running: Segment | None = None
     start: Place = None  # of it: the line and the op
@@ -214,15 +215,17 @@ class Autotuner:
         """Whether the segment that is running, or ran last, runs natively by choice."""
         return self.running is not None and self.running.chosen is True
 
+    def native_until(self) -> float:
+        """Until when the segment that is running is to run natively; 0 if it is not."""
+        return self.running.until if self.running is not None and self.chose_native else 0.0
+
     def rest(self, turn: Turn) -> float:
         """A turn has ended: until when everything is to run natively, as far as is known; 0 if it is not."""
         self.single, self.begun = self.running if self.begun == 1 else None, 0
         known = turn not in self.unsure and not self.unread
         self.unsure.discard(turn)
         self.unread = self.unread or turn == "step"
-        if not known or self.running is None or not self.chose_native:
-            return 0.0
-        return self.running.until
+        return self.native_until() if known else 0.0
 
     def turned(self) -> float:
         """An optimizer step has ended a turn: until when torch is to be alone, whatever suits each segment; or 0."""

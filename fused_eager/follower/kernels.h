@@ -226,8 +226,10 @@ struct Kernel final : c10::OperatorKernel {
     if (in_backoff && PyFloat_AsDouble(R.backoff.due.of(backoff)) < monotonic()) return Way::PYTHON;
     if (treatment == READ)
       return !in_backoff && may_be_read(settings, autotuner, given[0]) ? Way::NATIVE : Way::PYTHON;
-    if (in_backoff || (settings.measures && is_true(R.autotuner.native.of(autotuner))))
-      return !writes_list && nothing_is_pending() ? Way::NATIVE : Way::PYTHON;
+    if (in_backoff || (settings.measures && is_true(R.autotuner.native.of(autotuner)))) {
+      if (writes_list || !nothing_is_pending()) return Way::PYTHON;
+      return in_backoff || treatment != COMPUTE || counts_down(autotuner) ? Way::NATIVE : Way::PYTHON;
+    }
     if (treatment == VIEW) return Way::NATIVE;
     if (!writes_list && settings.allows_islands && passes_to_other_device(given)) return Way::NATIVE;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
@@ -239,6 +241,14 @@ struct Kernel final : c10::OperatorKernel {
     lesson.arguments.assign(given.begin(), given.end());
     lesson.stream = std::move(held);
     return Way::PYTHON;
+  }
+
+  // Whether one more op may run natively before Python has to see one (`Autotuner.countdown`).
+  static bool counts_down(PyObject* autotuner) {
+    const long left = PyLong_AsLong(R.autotuner.countdown.of(autotuner));
+    if (left == 1) return false;
+    if (left > 1) R.autotuner.countdown.set(autotuner, checked(PyLong_FromLong(left - 1)).get());
+    return true;
   }
 
   // Whether all tensors lie on a device that is not fused; then it is counted (`recording.elsewhere`).

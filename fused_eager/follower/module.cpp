@@ -35,7 +35,7 @@ void find_slots(const Names& names) {
   type = names.of("Node");
   R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
   type = names.of("Autotuner");
-  R.autotuner = {{type, "native"}, {type, "stepping"}, {type, "waiting"}};
+  R.autotuner = {{type, "countdown"}, {type, "native"}, {type, "stepping"}, {type, "waiting"}};
   type = names.of("DeviceInput");
   R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
   R.native_vid = {names.of("NativeInput"), "vid"};

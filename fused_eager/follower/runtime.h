@@ -20,7 +20,7 @@ struct NodeSlots {
   Slot place, results, scalars;
 };
 struct AutotunerSlots {
-  Slot native, stepping, waiting;
+  Slot countdown, native, stepping, waiting;
 };
 struct BackoffSlots {
   Slot due, left;

@@ -82,6 +82,7 @@ class Allowance:
 
     def begin(self, stream: Stream) -> tuple[float, int]:
         """An op is about to be recorded."""
+        families.load()  # JAX and the rows, once: that is nothing that recording takes
         seen = stream.shadowed
         return time.perf_counter() - (0.0 if seen is None else seen.seconds), MEMORY.size
 
@@ -168,8 +169,6 @@ class Allowance:
 
     def _is_enough(self) -> bool:
         self.resting = self.resting and self._is_short()
-        if not self.resting:
-            families.load()  # what is about to be recorded needs it, and JAX: that is nothing that recording took
         return not self.resting
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from fused_eager import fused_eager, report, sync
+from fused_eager.choosing import autotuner
+from fused_eager.choosing.segment import SAMPLES
+from fused_eager.frontends.context.threads import current_door
 from tests.streams import events
 
 LIMIT = 64  # ops; no multiple of any of the rounds below
@@ -79,3 +83,44 @@ def test_the_first_op_may_come_again_with_what_has_no_memory() -> None:
     with fused_eager(max_pending=LIMIT, native="never", compile="wait"):
         ours = loop(values)
     torch.testing.assert_close(ours, loop(values))
+
+
+@pytest.mark.parametrize("round", [from_outside, in_place])
+def test_what_is_taken_up_in_the_middle_begins_with_a_round(round: Callable[[Tensor, Tensor], Tensor]) -> None:
+    begun = []
+    x, carried = torch.linspace(-1, 1, 24), torch.linspace(0, 1, 24)
+    with fused_eager(max_pending=LIMIT, native="never") as _, events("flush") as seen:
+        door = current_door()
+        assert door is not None
+        for before in (2, 5, 9):
+            for k in range(before):  # ops of the loop that somebody has left natively
+                carried = carried * (1.0 - 1e-3 * k)
+            sync()
+            door.rounds.align()
+            for _ in range(60):
+                carried = round(x, carried)
+                first = door.stream.nodes[0] if door.stream.nodes else None
+                begun.append(first.place if first is not None else None)
+            sync()
+    places = {place for place in begun if place is not None}
+    assert len(places) == 1, "each stream begins on the same line"
+    lengths = [event.data["ops"] for event in seen if event.data.get("reason") == "cut.full"]
+    assert lengths and len(set(lengths)) == 1
+
+
+def test_rounds_are_timed_where_nothing_else_tells_them_apart() -> None:
+    """A loop that reads nothing and steps no optimizer: fused and natively, and one of the two is chosen."""
+    autotuner.forget()
+    x = torch.linspace(-1, 1, 24)
+    y, limit = x, time.monotonic() + 60
+    with fused_eager(max_pending=LIMIT, native="measured", compile="wait"):
+        door = current_door()
+        assert door is not None
+        while (found := door.stream.autotuner.running) is None or found.chosen is None or found.trying:
+            y = from_outside(x, y)
+            assert time.monotonic() < limit, "no choice is made"
+        assert len(found.fused.of(found.end)) + len(found.native.of(found.end)) >= SAMPLES
+        assert found.fused.of(found.end), "it was timed fused"
+        for _ in range(200):  # whichever was chosen
+            y = from_outside(x, y)
+    torch.testing.assert_close(y, from_outside(x, x))

@@ -21,11 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ... import follower, quiet
 from ...choosing.autotuner import Turn
 from ...choosing.iteration import TIMED
-from ...choosing.segment import FACTOR, Place, Steady
+from ...choosing.segment import FACTOR, LOSS, Place, Steady
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...memory.buffers import LOCK
 from ...memory.heap import WATCH
+from ...recording.rounds import Rounds
 from ...running import run
 from ...tracing.stream import STREAMS, Stream
 from . import entered
@@ -40,6 +41,7 @@ LOOKED_AT = 2 * TIMED  # turns, to begin with; after that
 GLANCE = 1e-3  # seconds apart: turns that come faster are counted, and not looked at
 MARKED = 16  # reads for which the line that ends a turn need not come
 TOLD_EVERY = 5.0  # seconds
+SLOWER = 0.5  # of the time in which rounds are written down and timed is lost
 
 
 @dataclass
@@ -110,6 +112,8 @@ class Bypass(TorchDispatchMode):
         self.between = False  # while aside: it left between two ops, and comes back so if no turn comes
         self.carried = 0.0  # till when it is, if that was found out at a turn: contexts that follow do not end it
         self._until = 0.0  # when it comes back
+        self.rounds = Rounds()  # of a loop that has no turns,
+        self.came = 0.0  # and when it was entered, or came back last in one
         self._turns = Turns("entry", 0.0)  # while aside, and while all ops are passed on
         self._alone = 0.0  # since when torch runs them, or since it was last told of; 0: it does not
         self._why = ""  # the code of the reason
@@ -122,6 +126,16 @@ class Bypass(TorchDispatchMode):
     def waits_for(self) -> Turn:
         """The kind of turn that it comes back at; "entry": whatever comes first."""
         return self._turns.kind
+
+    def rounds_are_told(self) -> None:
+        """Something else tells the rounds of the program's loop apart than its ops."""
+        self.stream.autotuner.countdown = 0
+        self.rounds.over()
+
+    @property
+    def is_over(self) -> bool:
+        """While aside: whether the time is over for which it was to be."""
+        return time.perf_counter() >= self._until
 
     def someone_is_bypassed(self) -> bool:
         """Whether this one is aside, or one of those in whose name it is there: a thread may start threads."""
@@ -288,6 +302,7 @@ def turned(door: Bypass, turn: Turn) -> None:
     """A turn has come: the front door may step aside, or come back. Not from inside an op."""
     if door.hidden or door.overlooks(turn):
         return
+    door.rounds_are_told()
     if torch._C._current_graph_task_id() != -1:
         return  # a backward pass has a stack of modes of its own: what we did to it would not last
     if door.bypassed:
@@ -316,6 +331,7 @@ def turned(door: Bypass, turn: Turn) -> None:
 
 def passed_backward(door: Bypass) -> None:
     """A backward pass has ended. A thread that rests leaves what follows to torch alone, up to the next turn."""
+    door.rounds_are_told()
     if door.bypassed:
         if door.waits_for in ("entry", "backward"):
             turned(door, "backward")
@@ -325,15 +341,31 @@ def passed_backward(door: Bypass) -> None:
         _step(door, "entry", 0.0)
 
 
+def changes_between_ops(door: Bypass) -> bool:
+    """Whether a thread without a turn rests, or its rounds are natively faster, and its door is there; or that is over,
+    and it is not."""
+    if door.bypassed:
+        return door.between and not door.stream.backoff.is_on() and door.is_over
+    autotuner = door.stream.autotuner
+    return rests(door) or (autotuner.countdown > 0 and autotuner.native_until() > time.perf_counter())
+
+
 def between_ops(door: Bypass) -> None:
-    """The program is between two of its own lines, with nothing pending: a thread that rests without a turn leaves what
-    follows to torch alone, and one whose rest is over goes on recording."""
+    """The program is between two of its own lines, with nothing pending, where something `changes_between_ops`: the
+    door leaves what follows to torch alone, or goes on recording."""
+    now = time.perf_counter()
     if door.bypassed:
         door.come_back()
+        door.rounds.align()
+        door.came = now
     elif door not in quiet.stack() or not door.stream.config.measures or door.stream.autotuner.stepping:
         return
     elif _is_alone(door):
-        _step(door, "entry", 0.0)
+        until = 0.0
+        if not rests(door):
+            # Writing down and compiling is part of what it took to try the other way.
+            until = max(door.stream.autotuner.native_until(), now + SLOWER * (now - door.came) / LOSS)
+        _step(door, "entry", until)
         door.between = door.bypassed
 
 
@@ -346,6 +378,7 @@ def _step(door: Bypass, turn: Turn, until: float) -> None:
 def read(door: Bypass) -> None:
     """The program has read a value, and has it: where no other turn comes, this is one."""
     door.reads += 1
+    door.rounds_are_told()
     if door.stream.autotuner.stepping:
         return  # an optimizer reads for itself
     if not door.bypassed:

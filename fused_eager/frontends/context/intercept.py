@@ -147,7 +147,7 @@ class FrontDoor(Bypass):
         if autotuner.waiting:
             self._begin(func, args)
         natively = stream.backoff.is_on() or (autotuner.native and stream.config.measures)
-        if natively and id(func) in _HARMLESS and nothing_is_pending():
+        if natively and id(func) in _HARMLESS and nothing_is_pending() and not autotuner.countdown:
             return quiet.through(func, args, kwargs or {})
         config = stream.config
         mode = config.mode
@@ -201,7 +201,7 @@ class FrontDoor(Bypass):
         seen_alone = self.lender is not None and self.lender.someone_is_bypassed()
         if seen_alone and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
-        if stream.autotuner.native and config.measures:
+        if stream.autotuner.native and config.measures and not self._records_from_here(info, args):
             return native.run_through(stream, info, args, kwargs, "region.native")
         device = other_devices.device_of(args, kwargs)
         if device:
@@ -214,7 +214,13 @@ class FrontDoor(Bypass):
         before = len(stream.nodes)
         if before and before >= config.max_pending // 2 and rounds.comes_again(stream, info, args, kwargs):
             run.flush(stream, Reason("cut.full", f"{before} ops, before the one that it began with"))
+            if config.measures and self.rounds.cut(info, before) and not self._begin_round(info, args):
+                return native.run_through(stream, info, args, kwargs, "region.native")
             before = 0
+        if self.rounds.aligns and not before and self.rounds.lets_pass(config.max_pending, info, args, kwargs):
+            out = native.run_through(stream, info, args, kwargs, "region.new")
+            self.rounds.has_passed(info, args, out)
+            return out
         begun = ALLOWANCE.begin(stream)
         out = record.record(stream, info, args, kwargs)
         if ALLOWANCE.is_used_up(stream, begun) and limits(config):
@@ -233,6 +239,29 @@ class FrontDoor(Bypass):
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
             run.materialize_all(Reason("cut.options"), only=stream)
         return out
+
+    def _begin_round(self, info: OpInfo, args: Any) -> bool:
+        """A round begins that nothing else tells from the one before. Whether it is to be recorded."""
+        stream = self.stream
+        if stream.autotuner.is_sampling:
+            run.wait()
+        boundary(stream, (self.rounds.op, self.rounds.place), True)
+        self._begin(info.op, args)
+        stream.autotuner.countdown = self.rounds.ops if stream.autotuner.native else 0
+        return not stream.autotuner.native
+
+    def _records_from_here(self, info: OpInfo, args: Any) -> bool:
+        """Whether what runs natively is rounds, one is over, and what follows is to be recorded."""
+        autotuner = self.stream.autotuner
+        if not autotuner.countdown:
+            return False
+        autotuner.countdown -= 1
+        if autotuner.countdown or not self._begin_round(info, args):
+            return False
+        if not self.rounds.begins(info):
+            self.rounds.align()
+            autotuner.restart()
+        return True
 
     def _other(self, stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
         kind = info.kind

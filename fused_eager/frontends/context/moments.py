@@ -21,6 +21,7 @@ from . import bypass, signals, threads
 from .intercept import FrontDoor
 
 FIRST, LONGEST = 0.01, 0.5  # seconds between two looks: doubled where nothing has changed, as a look costs some 20 us
+AGAIN = 1e-3  # where the last one was in the middle of an op: in a loop of small ops most are
 GONE = 2.0  # seconds without a context, after which nobody looks any more
 
 _watched: weakref.ref[FrontDoor] | None = None
@@ -35,7 +36,7 @@ def watch(door: FrontDoor) -> None:
         return
     if threading.current_thread() is not threading.main_thread():
         return
-    _watched = weakref.ref(door)
+    _watched, door.came = weakref.ref(door), time.perf_counter()
     if _attendant is None:
         _attendant = threading.Thread(target=_attend, daemon=True, name="fused-eager moments")
         _attendant.start()
@@ -49,21 +50,16 @@ def _attend() -> None:
         door = None if _watched is None else _watched()
         if door is not None and door.open:
             since = time.monotonic()
-            state = door.bypassed, bypass.rests(door)
+            due = bypass.changes_between_ops(door)
+            state = door.bypassed, due
             pause, seen = (min(2 * pause, LONGEST) if state == seen else FIRST), state
-            if _is_due(door):
-                pause = FIRST  # until it is done
+            if due:
+                pause = AGAIN  # until it is done
                 if not _asked:
                     _asked = True
                     ctypes.pythonapi.Py_AddPendingCall(_CALL, None)
         del door
     _attendant = None
-
-
-def _is_due(door: FrontDoor) -> bool:
-    if door.bypassed:
-        return door.between and not door.stream.backoff.is_on()
-    return bypass.rests(door)
 
 
 @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -73,7 +69,7 @@ def _CALL(_: object) -> int:
     door = None if _watched is None else _watched()
     if door is None or not door.open or threads.current_door() is not door:
         return 0
-    if not signals.is_within(sys._getframe(1)) and nothing_is_pending() and _is_due(door):
+    if not signals.is_within(sys._getframe(1)) and nothing_is_pending() and bypass.changes_between_ops(door):
         bypass.between_ops(door)
     return 0
 
