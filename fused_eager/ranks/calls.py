@@ -50,8 +50,15 @@ def words(name: str, row: Collective | None, named: dict[str, Any]) -> str:
     return f"{name.strip('_')}({', '.join(parts)})"
 
 
-def begin(name: str, named: dict[str, Any], options: Config) -> None:
+_HOST = torch.device("cpu")
+
+
+def begin(name: str, named: dict[str, Any], options: Config, group: Any = None) -> None:
     """Before a collective is called: the job is joined, and if it is asked for, the ranks compare what they call.
+
+    Arguments:
+        named: its arguments by name.
+        group: the group that it is called in, if the caller has it.
 
     Raises:
         RankLost: another rank is lost.
@@ -61,10 +68,16 @@ def begin(name: str, named: dict[str, Any], options: Config) -> None:
     beat = job.current()
     if beat is None:
         return
-    row = BY_OP.get(name)
     if beat.fault is not None:
         raise beat.fault.error(beat.rank, f"calls {name.strip('_')} at {site.caller()}")
-    if beat.checks and (row is None or row.is_for_all):
-        group = group_of(named)
-        if group is not None and group.size() > 1:
-            order.check(beat, group.group_name, words(name, row, named), str(site.caller()))
+    if not beat.checks:
+        return
+    group = group_of(named) if group is None else group
+    if group is None or group.size() < 2:
+        return
+    row = BY_OP.get(name)
+    if row is not None and not row.is_for_all:
+        order.passed(beat, group.group_name)
+    else:
+        counted = group._get_backend(_HOST)._get_sequence_number_for_group()
+        order.check(beat, group.group_name, words(name, row, named), str(site.caller()), counted)

@@ -97,12 +97,13 @@ def _kernel(row: Collective) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        calls.begin(row.op, given, DOORS[0].stream.config)
+        group = c10d.ProcessGroup.unbox(given["process_group"])
+        serving = _serve_the_host(group)
+        calls.begin(row.op, given, DOORS[0].stream.config, serving)
         began = time.monotonic()
         copies = Copies(row, site.describe(site.here()))
         named = {name: copies.of(name, value) for name, value in given.items()}
-        group = c10d.ProcessGroup.unbox(given["process_group"])
-        named["process_group"] = _serve_the_host(group).boxed()
+        named["process_group"] = serving.boxed()
         finish = _finish(row, copies, group, time.monotonic() - began)
         with job.explained(lambda: f"calls {row.op.strip('_')} at {copies.reason.site}"):
             out = op(**named)
