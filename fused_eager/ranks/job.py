@@ -133,10 +133,10 @@ def waits(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def here() -> str:
-    """What this rank is at, for an error: "waits in all_reduce at train.py:12"."""
+def here(name: str = "a collective") -> str:
+    """What this rank is at, for an error: "waits in all_reduce at train.py:12"; `name` where the stack does not say."""
     at = status.place()
-    return f"waits in {at.collective or 'a collective'} at {at.line}"
+    return f"waits in {at.collective or name} at {at.line}"
 
 
 def refuse_if_failed(where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from ...ranks import calls, job
@@ -25,10 +24,5 @@ def call(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     named = {**dict(zip(info.names, args, strict=False)), **kwargs}
     if "process_group" in named or "group_name" in named:
         calls.begin(info.op._schema.name.partition("::")[2], named, stream.config)
-    with explained():
+    with job.explained(job.here):
         return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
-
-
-def explained() -> contextlib.AbstractContextManager[None]:
-    """In the body collectives are waited for: where that fails because a rank is lost, say which one."""
-    return job.explained(job.here)

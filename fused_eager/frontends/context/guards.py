@@ -29,12 +29,12 @@ from ...compiling import emit
 from ...log.reasons import Reason
 from ...memory.buffers import TABLE
 from ...quiet import adopt, inside, is_own, uncompiled
+from ...ranks import job
 from ...recording import native
 from ...running import run
 from . import (
     buckets,
     bypass,
-    collectives,
     composites,
     distribution,
     formulas,
@@ -182,7 +182,7 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         reducers.attach()
         try:
-            with collectives.explained():
+            with job.explained(lambda: job.here("backward")):
                 if not door.bypassed and door.stream.backoff.left and native.nothing_is_pending():
                     out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
                 else:

@@ -151,7 +151,7 @@ def _patch() -> None:
         before = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
-            with job.explained(lambda: "waits in backward"):  # DistributedDataParallel does, in C++
+            with job.explained(lambda: job.here("backward")):  # DistributedDataParallel does, in C++
                 return run(*args, **kwargs)
         finally:
             torch._C._set_multithreading_enabled(before)
