@@ -30,7 +30,7 @@ from fused_eager import report
 
 RANK, WORLD = (int(a) for a in sys.argv[1:3])
 PROGRAMS: dict[str, dict[str, Callable[..., Any]]] = {
-    "ops": {}, "training": {}, "faults": {}, "default": {}, "table": {},
+    "ops": {}, "training": {}, "faults": {}, "default": {}, "table": {}, "more": {},
 }  # fmt: skip
 ALONE = ("faults", "default", "table")  # suites whose programs say by themselves whether all is right
 BACKENDS: dict[str, str | None] = {"default": None}  # by suite; any other takes the device's own by its name
@@ -317,6 +317,121 @@ def sharded_tensors(d: str) -> Any:
     a = distribute_tensor(numbers(d, 4, 4), mesh, [Shard(0)])
     b = (a @ a.redistribute(mesh, [Replicate()])).sin()
     return b.full_tensor(), a.redistribute(mesh, [Shard(1)]).to_local()
+
+
+# ---- other ways to train on several ranks -------------------------------------------------------------------------
+
+
+@program("more")
+def tensor_parallel(d: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = net().to(d)
+    parallelize_module(model, init_device_mesh(d, (WORLD,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    # Not all parameters are sharded, and torch refuses to update both kinds in one call.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.sin(torch.arange(48.0) + step).reshape(6, 8).to(d)).square().mean().backward()
+        optimizer.step()
+    return [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+
+
+@program("more")
+def sequence_parallel(d: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).to(d)
+    plan = {
+        "0": SequenceParallel(),
+        "1": ColwiseParallel(input_layouts=Shard(1)),
+        "3": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    parallelize_module(model, init_device_mesh(d, (WORLD,)), plan)
+    part = torch.sin(torch.arange(2 * 4 * WORLD * 8.0)).reshape(2, 4 * WORLD, 8).chunk(WORLD, 1)[RANK].to(d)
+    out = model(part)
+    out.to_local().square().sum().backward()
+    return out.full_tensor().detach(), [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+
+
+@program("more")
+def optimizer_in_parts(d: str) -> Any:
+    """ZeRO, stage 1."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(net().to(d))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.sin(torch.arange(48.0) + step + RANK).reshape(6, 8).to(d)).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@program("more")
+def local_steps(d: str) -> Any:
+    """Local SGD: each rank by itself, and now and then the mean."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    model = net().to(d)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=2, warmup_steps=1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.sin(torch.arange(48.0) + step + RANK).reshape(6, 8).to(d)).square().mean().backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+    return [p.detach() for p in model.parameters()]
+
+
+@program("more")
+def ranks_with_more_batches(d: str) -> Any:
+    from torch.distributed.algorithms.join import Join
+
+    model = nn.parallel.DistributedDataParallel(net().to(d))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Join([model]):
+        for step in range(2 + RANK):
+            optimizer.zero_grad()
+            model(torch.sin(torch.arange(48.0) + step + RANK).reshape(6, 8).to(d)).square().mean().backward()
+            optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@program("more")
+def experts(d: str) -> Any:
+    """A mixture of experts: tokens go to the rank of their expert and come back, with their gradients."""
+    torch.manual_seed(0)
+    expert = nn.Linear(8, 8).to(d)
+    x = torch.sin(torch.arange(4 * WORLD * 8.0) + RANK).reshape(4 * WORLD, 8).to(d).requires_grad_()
+    group = dist.group.WORLD
+    assert group is not None
+    sizes = [4] * WORLD
+    there = functional.all_to_all_single_autograd(x, sizes, sizes, group)
+    back = functional.all_to_all_single_autograd(expert(there).relu(), sizes, sizes, group)
+    back.square().sum().backward()
+    return back.detach(), x.grad, [p.grad for p in expert.parameters()]
+
+
+@program("more")
+def a_pipeline(d: str) -> Any:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(WORLD)]
+    mine = stages[RANK].to(d)
+    stage = PipelineStage(mine, RANK, WORLD, torch.device(d))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda out, y: (out - y).square().mean())
+    x, y = (torch.sin(torch.arange(32.0) + k).reshape(4, 8).to(d) for k in range(2))
+    if RANK == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=y)
+    return [p.grad for p in mine.parameters()]
 
 
 # ---- what goes wrong, on the device alone -------------------------------------------------------------------------

@@ -75,6 +75,16 @@ def test_training_on_ranks_cold_and_warm(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("mode", ["fused", "strict", "debug"])
+def test_other_ways_to_train(mode: str, world: int, tmp_path: Path) -> None:
+    for _ in ("cold", "warm"):
+        said = ranks("more", tmp_path, world, FUSED_EAGER_MODE=mode)
+        assert wrong(said) == []
+        assert all(len(of or {}) == 7 for of in said)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_the_examples_learn_on_the_device_what_they_learn_on_the_cpu(name: str, tmp_path: Path) -> None:
     """With the CPU's random numbers, so that dropout drops the same."""
