@@ -307,9 +307,12 @@ def linalg_inv_ex(cx: Context, A: Any, *, check_errors: bool = False) -> Any:
     return (A if 0 in A.shape else _lu_solve(lu, permutation, eye, True, False)), info
 
 
-def _finite(cx: Context, a: jax.Array, api: str) -> None:
-    bad = ~jnp.isfinite(a).all((-2, -1))
-    _check_each(cx, bad, jnp.zeros(bad.shape, jnp.int64), api, NOT_FINITE)
+def _finite(cx: Context, a: jax.Array, api: str) -> tuple[jax.Array, jax.Array]:
+    """The matrices, zeros in place of those that are refused, as XLA's `svd` of an infinity never ends; and which are
+    not."""
+    good = _is_finite(a)
+    _check_each(cx, ~good, jnp.zeros(good.shape, jnp.int64), api, NOT_FINITE)
+    return jnp.where(good[..., None, None], a, np.asarray(0, a.dtype)), good
 
 
 @rule("linalg_pinv.atol_rtol_tensor", OpClass.LINALG)
@@ -319,7 +322,7 @@ def linalg_pinv(cx: Context, self: Any, *, atol: Any = None, rtol: Any = None, h
     default = jnp.finfo(self.dtype).eps * max(self.shape[-2:])
     if rtol is None:
         rtol = default if atol is None else jnp.where(atol > 0, 0.0, default)
-    atol = 0.0 if atol is None else atol
+    atol, good = 0.0 if atol is None else atol, None
     if hermitian:
         if jnp.issubdtype(self.dtype, jnp.complexfloating):
             raise NoLowering("LAPACK libraries differ in what they make of a diagonal that is not real")
@@ -327,13 +330,14 @@ def linalg_pinv(cx: Context, self: Any, *, atol: Any = None, rtol: Any = None, h
         vectors, values = linalg.eigh(lower + _adjoint(jnp.tril(self, -1)), symmetrize_input=False)
         u, vh, size = vectors, _adjoint(vectors), jnp.abs(values)
     else:
-        _finite(cx, self, "linalg.svd")
-        u, values, vh = linalg.svd(self, full_matrices=False)
+        finite, good = _finite(cx, self, "linalg.svd")
+        u, values, vh = linalg.svd(finite, full_matrices=False)
         size = values
     bound = jnp.maximum(jnp.asarray(rtol, size.dtype) * size.max(-1), jnp.asarray(atol, size.dtype))
     kept = size > bound[..., None]
     inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0).astype(self.dtype)
-    return jnp.matmul(_adjoint(vh) * inverse[..., None, :], _adjoint(u), precision=matmul_precision())
+    found = jnp.matmul(_adjoint(vh) * inverse[..., None, :], _adjoint(u), precision=matmul_precision())
+    return found if good is None else _spoiled(found, good)
 
 
 @rule("linalg_matrix_exp.default", OpClass.LINALG)

@@ -14,6 +14,8 @@ import torch
 from fused_eager.fusion_rules.lowering import NoLowering
 from jax.experimental import serialize_executable
 
+from fused_eager import fused_eager
+
 from .errors import assert_keeps_nan, assert_same, assert_same_error, lowered
 from .harness import sweep
 
@@ -94,6 +96,22 @@ def test_values_that_are_not_finite_raise() -> None:
     x = torch.randn(3, 3)
     x[1, 1] = torch.inf
     assert_same_error(A.linalg_pinv.atol_rtol_tensor, x, x)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_the_inverse_of_an_infinity_is_refused_and_not_waited_for(value: float) -> None:
+    """XLA's `svd` of it never ends."""
+    x = torch.stack([torch.eye(5), torch.full((5, 5), 1.0).index_put((torch.tensor(0),) * 2, torch.tensor(value))])
+    for options in ({"mode": "fused"}, {"mode": "strict"}):
+        with (
+            fused_eager(compile="wait", **options),
+            pytest.raises(torch.linalg.LinAlgError, match=r"Batch element 1.*non-finite"),
+        ):
+            torch.linalg.pinv(x).sum().item()
+    with fused_eager(compile="wait", check_bounds=False):
+        found = torch.linalg.pinv(x)
+        assert torch.equal(found[0], torch.eye(5)) and found[1].isnan().all()
 
 
 def test_vectors_stay_with_aten() -> None:
