@@ -32,10 +32,17 @@ class Program:
                 self.weights.append(jnp.asarray(raw.view(jnp.dtype(row["dtype"])).reshape(row["shape"])))
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Its results, as arrays."""
+        """Its results, as arrays.
+
+        Raises:
+            TypeError: there are too few or too many arrays, or one has another dtype.
+            ValueError: one has another shape.
+        """
         wanted, block = self.signature["inputs"], self.signature["block"]
         if len(inputs) != len(wanted):
             raise TypeError(f"the program takes {len(wanted)} arrays, and was given {len(inputs)}")
+        for at, (x, row) in enumerate(zip(inputs, wanted, strict=True)):
+            _check(at, x, row)
         with _enable_x64(True):
             given = [jnp.asarray(x, jnp.dtype(row["dtype"])) for x, row in zip(inputs, wanted, strict=True)]
             if not block:
@@ -48,6 +55,18 @@ class Program:
             if extra:
                 given = [jnp.concatenate([x, jnp.zeros((extra, *x.shape[1:]), x.dtype)]) for x in given]
             return [x[:rows] for x in self._program.call(self.weights, given)]
+
+
+def _check(at: int, x: Any, row: dict[str, Any]) -> None:
+    """See that an array is what the program takes: another dtype would change numbers, and say nothing. Python's own
+    numbers, and lists of them, have none."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None and dtype != jnp.dtype(row["dtype"]):
+        raise TypeError(f"array {at} has the dtype {dtype}, and the program takes {row['dtype']}")
+    given, shape = tuple(np.shape(x)), tuple(row["shape"])
+    if len(given) != len(shape) or given[int(row["batch"]) :] != shape[int(row["batch"]) :]:
+        takes = ", ".join(["any"] * row["batch"] + [str(n) for n in shape[int(row["batch"]) :]])
+        raise ValueError(f"array {at} has the shape {given}, and the program takes ({takes})")
 
 
 def load(folder: Any) -> Program:

@@ -17,10 +17,12 @@ import jax
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from fused_eager.fusion_rules.decompose import is_composite
 from fused_eager.fusion_rules.rule import rule_for
+from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 
 from ...config import resolve
 from ...errors import ExportError
@@ -39,15 +41,36 @@ class Exported:
         self.path = Path(path)
         self._call = artifact.load(self.path)
         self.signature = self._call.signature
-        self._out = pytree.treespec_loads(self.signature["returns"])
+        self._in, self._out = (pytree.treespec_loads(self.signature[name]) for name in ("takes", "returns"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on tensors of the host's memory."""
-        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        flat = self._call(*(_array(x) for x in given))
+        """Call it on tensors of the host's memory. What it returns knows no gradients.
+
+        Raises:
+            TypeError: the arguments are not those that the program was exported for.
+            ValueError: a shape is not, or a number.
+        """
+        flat = self._call(*map(_array, self._tensors(args, kwargs)))
         left = iter(flat)
         leaves = [row["value"] if "value" in row else _tensor(next(left)) for row in self.signature["outputs"]]
         return pytree.tree_unflatten(leaves, self._out)
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments, of which all else has to be what it was."""
+        ordered = reorder_kwargs(kwargs, self._in) if set(kwargs) == set(self._in.child(1).context or ()) else kwargs
+        leaves, given = pytree.tree_flatten((args, ordered))
+        if given != self._in:
+            raise TypeError(f"the program takes arguments of the structure {self._in}, and was given {given}")
+        found = []
+        for at, (leaf, fixed) in enumerate(zip(leaves, self.signature["arguments"], strict=True)):
+            if "value" not in fixed:
+                if not isinstance(leaf, torch.Tensor):
+                    raise TypeError(f"argument {at} of the program is a tensor, and {leaf!r:.60} was given")
+                found.append(leaf)
+            elif type(leaf) is not type(fixed["value"]) or leaf != fixed["value"]:
+                was = fixed["value"]
+                raise ValueError(f"argument {at} is part of the program, as {was!r}, and {leaf!r:.60} was given")
+        return found
 
     def __repr__(self) -> str:
         takes = ", ".join(f"{r['dtype']}{r['shape']}" for r in self.signature["inputs"])
@@ -56,16 +79,19 @@ class Exported:
 
 def _array(t: torch.Tensor) -> Any:
     t = t.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    if t.dtype is torch.bfloat16:
-        return np.asarray(t.view(torch.int16)).view(jax.numpy.bfloat16)
-    return np.asarray(t)
+    dtype = np.dtype(JAX_DTYPE[t.dtype])
+    return np.asarray(t) if dtype.isbuiltin == 1 else np.asarray(t.view(_BITS[t.itemsize])).view(dtype)
 
 
 def _tensor(x: Any) -> torch.Tensor:
     found = np.array(x)
-    if found.dtype == jax.numpy.bfloat16:
-        return torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(found)
+    if found.dtype.isbuiltin == 1:
+        return torch.from_numpy(found)
+    bits = _BITS[found.dtype.itemsize]  # NumPy's own dtypes are not all that there are
+    return torch.from_numpy(found.view(JAX_DTYPE[bits])).view(TORCH_DTYPE[found.dtype])
+
+
+_BITS = {1: torch.uint8, 2: torch.int16}
 
 
 def export(
@@ -158,7 +184,9 @@ class Recorded:
         state = {**lowered.state_dict, **lowered.constants}
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
                  **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
-        examples = iter(pytree.tree_leaves(lowered.example_inputs))
+        leaves = pytree.tree_leaves(lowered.example_inputs)
+        self.arguments = [{} if isinstance(x, torch.Tensor) else {"value": x} for x in leaves]
+        examples = iter(leaves)
         values = []
         self.names: list[str | None] = []
         for node in graph.graph.nodes:
@@ -178,7 +206,7 @@ class Recorded:
         self.weights = [(slot, name, value) for slot, name, value in held if name is not None]
         self.weights += [(slot, f"constant {slot}", value.contiguous()) for slot, value in recorded.constants]
         self.inputs = [(slot, value) for slot, name, value in held if name is None]
-        self.returns = lowered.call_spec.out_spec
+        self.takes, self.returns = lowered.call_spec.in_spec, lowered.call_spec.out_spec
 
 
 def _recorded(model: Any, args: Any, kwargs: Any) -> Recorded:
@@ -228,6 +256,8 @@ def _written(made: Recorded, path: Path, platforms: tuple[str, ...], where: str,
         "block": block,
         "inputs": [{**_row(x), "batch": bool(block)} for x in map(struct, (value for _, value in made.inputs))],
         "outputs": outputs,
+        "arguments": made.arguments,
+        "takes": pytree.treespec_dumps(made.takes),
         "returns": pytree.treespec_dumps(made.returns),
         "weights": rows,
     }

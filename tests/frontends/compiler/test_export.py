@@ -85,6 +85,43 @@ def test_a_batch_may_vary_where_rows_are_proved_not_to_depend_on_each_other(tmp_
         torch.testing.assert_close(made(x), model(x).detach())
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda x, s, k: ((x.double(), s), k), TypeError, "array 0 has the dtype float64, and .* float32"),
+        (lambda x, s, k: ((x[:2], s), k), ValueError, r"array 0 has the shape \(2, 8\), and .* \(3, 8\)"),
+        (lambda x, s, k: ((x, 0.75), k), ValueError, "argument 1 is part of the program, as 0.5, and 0.75 was given"),
+        (lambda x, s, k: ((s, x), k), TypeError, "argument 0 of the program is a tensor, and 0.5 was given"),
+        (lambda x, s, k: ((x, s, 1), k), TypeError, "structure"),
+        (lambda x, s, k: ((x, s), {}), TypeError, "structure"),
+        (lambda x, s, k: ((x, s), {"other": x}), TypeError, "structure"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(change: Any, error: type, words: str, tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor, scale: float, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return x * scale + a - 2 * b
+
+    x, named = torch.randn(3, 8), {"a": torch.ones(8), "b": torch.zeros(8)}
+    made = export(Net(), (x, 0.5), tmp_path / "net", kwargs=named, platforms=["cpu"])
+    torch.testing.assert_close(made(x, 0.5, b=named["b"], a=named["a"]), x * 0.5 + 1)
+    args, kwargs = change(x, 0.5, named)
+    with pytest.raises(error, match=words):
+        made(*args, **kwargs)
+
+
+def test_dtypes_that_numpy_has_not(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return x.to(torch.float8_e4m3fn), y.float() * 2, (x * 2).bfloat16()
+
+    x, y = torch.randn(3), torch.randn(3).to(torch.float8_e5m2)
+    made = export(Net(), (x, y), tmp_path / "net", platforms=["cpu"])
+    for found, wanted in zip(made(x, y), Net()(x, y), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found.float(), wanted.float())
+
+
 class Centred(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(0)
