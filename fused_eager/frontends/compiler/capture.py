@@ -36,6 +36,7 @@ from ...running.island import judge
 from ...running.load import homes_of_values
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import NativeInput, Stream
+from . import control
 from .program import Call, Fetch, Made, Program, Stage, free_slots, mapped
 
 Tensor = torch.Tensor
@@ -197,7 +198,10 @@ class Capture:
         if target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(target, OpOverload):
-            return self._native(node, target, args, kwargs) if values else target(*args, **kwargs)
+            if not values:
+                return target(*args, **kwargs)
+            found = self._control(node, target, args)
+            return found if isinstance(found, tuple) else self._native(node, target, args, kwargs, why=found)
         info = info_of(target)
         if any(isinstance(a, Opaque) for a in values) or target._schema.name in _QUANTIZING:
             return self._native(node, target, args, kwargs, info)
@@ -231,6 +235,26 @@ class Capture:
         if kind is Kind.CHECK and not values:
             return target(*args, **kwargs)
         return self._native(node, target, args, kwargs, info)
+
+    def _control(self, node: Node, target: Any, args: Any) -> Any:
+        """`cond`, `while_loop` or `scan` as an op of the stream; else why torch has to run it."""
+        parts = control.taken(target, args)
+        if parts is None:
+            return ""
+        try:
+            if any(isinstance(a, Opaque) for a in parts[2]):
+                raise control.Unlike("it takes what is no dense tensor")
+            config = self.config.replace(max_pending=1 << 30, islands="allow")
+            op, given = control.lowered(target, parts, lambda g, c, x: Capture(g, c).program(x), config)
+            out = tuple(self._compute(node, info_of(op), given, {}))
+            promised = node.meta.get("val")
+            if promised is not None:
+                alike = [(tuple(a.shape), a.stride(), a.dtype) for a in out]
+                if alike != [(tuple(p.shape), p.stride(), p.dtype) for p in promised]:
+                    raise control.Unlike("its results are laid out otherwise")
+            return out
+        except (control.Unlike, Unfit) as why:
+            return str(why)
 
     def _dropout(self, node: Node, x: Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
         """What ATen's kernel for the host does, step by step: only the mask is drawn by torch, before the stage, and in
@@ -275,12 +299,12 @@ class Capture:
         return t
 
     def _native(
-        self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], info: OpInfo | None = None
+        self, node: Node, target: Any, args: Any, kwargs: dict[str, Any], info: OpInfo | None = None, why: str = ""
     ) -> Any:
         """A call that torch makes itself, before the stage that is being recorded unless it reads what that makes."""
         place = place_of(node, self.caller)
         if info is None or info.kind in (Kind.CUSTOM, Kind.PARTS, Kind.COMPOSITE, Kind.VALUES, Kind.CHECK):
-            self._tell(target, "it is no op that can be recorded", place)
+            self._tell(target, why or "it is no op that can be recorded", place)
         pending = self.stream.pending
         reads = [storage_of(a)._cdata for a in _leaves([args, kwargs]) if isinstance(a, Tensor)]
         if any(cdata in pending for cdata in reads) or info is None or info.written:

@@ -88,7 +88,8 @@ class Iteration:
                 return a
             return held[a.slot] if a.geometry is None else read(held[a.slot], a.geometry)
 
-        return [mapped(leaf, a) for a in self.program.result]
+        result = self.program.result
+        return [mapped(leaf, a) for a in (result if isinstance(result, (tuple, list)) else (result,))]
 
 
 def _home(x: jax.Array, home: Any, start: int) -> jax.Array:
