@@ -63,8 +63,13 @@ def summed(x: Any, axes: Axes) -> Any:
 
 
 def sum_over(x: Any, axes: Axes) -> Any:
-    """The sum along axes, which go."""
-    return summed(x, axes) if np.dtype(x.dtype).kind in "fc" else lax.reduce_sum(x, axes)
+    """The sum along axes, which go. It begins with 0: of one number that is -0 too, for which XLA takes the number."""
+    if np.dtype(x.dtype).kind not in "fc":
+        return lax.reduce_sum(x, axes)
+    found = summed(x, axes)
+    if count(x, axes) != 1 or np.dtype(x.dtype).kind == "c":
+        return found
+    return lax.select(found == 0, lax.full_like(found, 0), found)
 
 
 def total(x: Any, axes: Axes) -> Any:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+
+from fused_eager import fused_eager
 
 from .edges import assert_agrees
 from .errors import assert_same, eager, lowered
@@ -40,6 +44,16 @@ def test_sums_of_equal_numbers_along_several_axes(shape: tuple[int, ...]) -> Non
     for dim in (tuple(range(x.ndim)), (0, x.ndim - 1)):
         for op in (A.sum.dim_IntList, A.mean.dim, A.nansum.default):
             assert_agrees(op, x, dim, rtol=1.3e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dim", [(2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.nansum])
+def test_a_sum_begins_with_zero(function: Callable[..., torch.Tensor], dim: tuple[int, ...]) -> None:
+    """Of one number too, that is -0: XLA makes no sum of it."""
+    x = torch.full((2, 3, 1), -0.0)
+    with fused_eager(native="never", compile="wait"):
+        found = function(x, dim)
+    assert torch.equal(torch.signbit(found), torch.signbit(function(x, dim)))
 
 
 def test_sums_accumulate_and_convert_as_torch_does() -> None:
