@@ -1,11 +1,8 @@
 """A segment: the ops between two reads of the program, what they took each way, and which way is kept.
 
-A few of them are timed fused, then so many natively that it is clear which way is faster, and that one is kept. What
-counts is what they take on average, but for a busy moment's: every other step of a loop may take longer. Now and then
-the other way gets another chance, against what the kept one has taken last: a machine is slower at one time than at
-another. It gets one at once where the kept one has become slower than the other was found to be. Where a segment
+A few of them are timed fused, a few natively, and the faster way is kept; now and then the other one gets another
+chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a segment
 suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
-`tests/choosing/test_simulated.py` has machines and programs of many kinds, under which the better way is found.
 
 What was chosen is owed to the compile cache, and what another process chose may be offered by it (`running.choices`):
 it is then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
@@ -13,7 +10,6 @@ it is then taken as if it had been measured here, and given up like that where i
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -24,8 +20,6 @@ from ..log.events import LOG
 from ..log.site import describe
 
 SAMPLES = 4  # segments of each way that are timed; the first of them pays for the change and does not count
-SPIKE = 2.0  # so many times the median: a busy moment's
-CLEAR = 2.0  # standard errors by which two means differ that are told apart
 MOST = 4 * SAMPLES  # and no more, where they end here and there
 # Fused has to take less than this part of the native time: what the program holds goes to other memory after a context
 # is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
@@ -34,11 +28,8 @@ CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy mom
 FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
 # The other way is tried again after the time of so many segments: after a close call, after any other; then doubled
 # each time. And not before what it cost to try it is so small a part of the time since.
-SOON, AGAIN, LONGEST, LONGEST_CLOSE = 16, 256, 16_384, 1024
+SOON, AGAIN, LONGEST = 16, 256, 16_384
 LOSS = 0.01
-# What was chosen is compared with what the other way took, and that is tried again where it was so much better: after
-# so many segments, doubled so often where that was in vain.
-DOUBT, HALVINGS = 1.03, 4
 FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
 BLINK = 1e-3  # seconds: what is shorter may take twice as long at any time
 ASKS = 4  # times that a segment's choice is asked for
@@ -106,17 +97,6 @@ class Times:
         """The median of those that ended there; 0 if none did."""
         return statistics.median(self.of(end) or (0.0,))
 
-    def usual_s(self, end: Place) -> tuple[float, float]:
-        """The mean of those that ended there, but for a busy moment's, and how far it may be off (its standard error);
-        zeros if none did."""
-        found = self.of(end)
-        if not found:
-            return 0.0, 0.0
-        limit = SPIKE * statistics.median(found)
-        usual = [seconds for seconds in found if seconds <= limit]
-        mean = statistics.fmean(usual)
-        return mean, (statistics.stdev(usual, mean) / math.sqrt(len(usual)) if len(usual) > 1 else 0.0)
-
     def suffice(self, end: Place, samples: int) -> bool:
         """Whether there are so many of those that ended there, or it has become clear that there will not be."""
         return len(self.of(end)) >= samples - 1 or self.count >= MOST
@@ -150,13 +130,13 @@ def is_worth(fused: float, native: float) -> bool:
 def pause(before: float, best: float, close: bool, lost: float) -> float:
     """Seconds until the slower way is tried again: after `before`, the time until this try, where the faster one takes
     `best` and trying the other has `lost` so much."""
-    first, longest = (SOON, LONGEST_CLOSE) if close else (AGAIN, LONGEST)
-    return max(first * best, min(2 * before, longest * best), lost / LOSS)
+    first = (SOON if close else AGAIN) * best
+    return max(first, min(2 * before, LONGEST * best), lost / LOSS)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The faster way, and what a segment takes each way, in seconds."""
+    """The faster way, and what the fastest segment took each way, in seconds."""
 
     native: bool
     fused_s: float
@@ -215,10 +195,6 @@ class Segment:
     alone_s: float = 0.0  # the fastest one then; 0 if there was none
     paid: bool = False  # it was found to be faster fused, and that has been told
     size: int = 0  # of the first one, where lengths keep changing
-    other_s: float = 0.0  # what the way took that was not chosen; 0 if that is not known
-    doubted: float = 0.0  # when the two are compared next
-    was: bool | None = None  # the last choice
-    vain: int = 0  # times in a row that the other way was tried for that, and was the slower one
 
     def took(
         self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = (), same: bool = False
@@ -245,20 +221,7 @@ class Segment:
         if self.trying:
             return None
         times.add(end, seconds)
-        if self.other_s and time.perf_counter() >= self.doubted:
-            self._doubt(times)
         return times
-
-    def _doubt(self, times: Times) -> None:
-        """Is what was chosen slower by now than the other way was found to be? Then that is tried again."""
-        takes = self._takes(times)
-        wait = SOON * takes
-        if max(takes, BLINK) > DOUBT * max(self.other_s, BLINK) and len(times.of(self.end)) >= SAMPLES:
-            self.until = 0.0
-            self.length /= 2  # this try comes besides those that come later and later
-            self.vain += 1
-            wait *= 1 << min(self.vain, HALVINGS)
-        self.doubted = time.perf_counter() + wait
 
     def share(self, size: int) -> float:
         """By what the time of one of such a size is to be multiplied, to compare it with that of others."""
@@ -306,7 +269,7 @@ class Segment:
         if self.chosen is not None:
             if not self.trying:
                 kept, other = (self.native, self.fused) if self.chosen else (self.fused, self.native)
-                kept.keep(self.end, MOST)
+                kept.keep(self.end, self._samples)
                 self._forget(other)
                 self.kept = self.chosen
             self.chosen, self.trying = None, False
@@ -319,19 +282,8 @@ class Segment:
         """Whether one way has been tried often enough: to find that it is still the slower one, once is, and to find at
         first that it is by far, twice."""
         factor, least = (CLOSE, 1) if self.length else (FAR, 2)
-        best, others = times.best(self.end), other.best(self.end)
-        if best > factor * others > 0 and len(times.of(self.end)) >= least:
-            return True
-        if not times.suffice(self.end, self._samples):
-            return False
-        tried_last = self.fused if self.kept else self.native
-        return times is not tried_last or times.count >= MOST or self._is_clear()
-
-    def _is_clear(self) -> bool:
-        """Whether it is clear which way is the faster one, or that it hardly matters."""
-        (a, off_a), (b, off_b) = self.fused.usual_s(self.end), self.native.usual_s(self.end)
-        off = CLEAR * math.hypot(off_a, off_b)
-        return not (a and b) or off < max(abs(a - b), (DOUBT - 1) * a)
+        slower = self._takes(times) > factor * self._takes(other) > 0 and len(times.of(self.end)) >= least
+        return slower or times.suffice(self.end, self._samples)
 
     @property
     def _samples(self) -> int:
@@ -339,7 +291,7 @@ class Segment:
 
     def _takes(self, times: Times) -> float:
         """How long one takes: where lengths change, the fastest one had a length that suits it."""
-        return times.middle(self.end) if self.size else times.usual_s(self.end)[0]
+        return times.middle(self.end) if self.size else times.best(self.end)
 
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
@@ -368,17 +320,8 @@ class Segment:
         slower = self.fused if choice.native else self.native
         # The second: those that ended elsewhere may have been much shorter.
         lost = max(slower.spent - slower.count * choice.best, slower.count * (choice.worst - choice.best))
-        if not self.length and choice.worst < FAR * choice.best:
-            lost = 0.0  # whoever was tried first may have paid for what is warm by now: once it is tried again soon
         self.length = pause(self.length, choice.best, choice.is_close, lost)
-        now = time.perf_counter()
-        if choice.native is not self.was:
-            self.was, self.vain = choice.native, 0
-        # A single one that was slower may have met a busy moment.
-        single = len(slower.of(self.end)) == 1 and self.other_s
-        self.chosen, self.until = choice.native, now + self.length
-        self.other_s = min(choice.worst, self.other_s) if single else choice.worst
-        self.doubted = now + (SOON << min(self.vain, HALVINGS)) * choice.best
+        self.chosen, self.until = choice.native, time.perf_counter() + self.length
         # What is timed is torch below our mode, which may be a good deal slower than alone.
         self.steady = Steady((choice.native and self._takes(self.native)) or choice.best)
         choice.tell(self.place, remembered)

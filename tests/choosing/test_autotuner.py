@@ -292,7 +292,7 @@ def test_a_short_segment_that_begins_like_a_long_one_decides_nothing(monkeypatch
     """Every third time the loop reads a value right after its step: natively in no time, and fused too."""
     clock, own, ran = Clock(monkeypatch), Autotuner(), []
     own.passed(READ, True)
-    for i in range(120):
+    for i in range(60):
         own.begin(READ, "op")
         short = i % 3 == 2
         ran.append(own.native)

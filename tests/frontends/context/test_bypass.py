@@ -76,7 +76,6 @@ def _native_wins(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
         return True
 
     monkeypatch.setattr(Segment, "_choose", choose)
-    monkeypatch.setattr(Segment, "_is_clear", lambda self: True)
 
 
 def trainer(read: bool) -> Callable[[], torch.Tensor]:
@@ -536,7 +535,6 @@ def test_reads_are_no_turn_where_nothing_is_to_be_gained(monkeypatch: pytest.Mon
         return False
 
     monkeypatch.setattr(Segment, "_choose", choose)
-    monkeypatch.setattr(Segment, "_is_clear", lambda self: True)
     x = torch.ones(2, 4)
     with fused_eager(native="measured"):
         assert not any(turns((x * 2).sum().item, 8 * READS))
