@@ -149,8 +149,7 @@ def slow_compile(c: Case) -> None:
     c.steps(fault)
 
 
-@case
-def stop_in_backward(c: Case) -> None:
+def _in_backward(c: Case, fault: Callable[[], object]) -> None:
     """The others wait in C++, for the reducer of DistributedDataParallel."""
     c.start()
     with c.context():
@@ -160,24 +159,19 @@ def stop_in_backward(c: Case) -> None:
             if number == FAULT_AT:
                 c.say("fault")
                 if c.rank == c.victim:
-                    _stop()
+                    fault()
             model(torch.ones(2, 8, device=c.device)).sum().backward()
     c.say("done")
 
 
 @case
+def stop_in_backward(c: Case) -> None:
+    _in_backward(c, _stop)
+
+
+@case
 def kill_in_backward(c: Case) -> None:
-    c.start()
-    with c.context():
-        torch.manual_seed(0)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).to(c.device))
-        for number in range(STEPS):
-            if number == FAULT_AT:
-                c.say("fault")
-                if c.rank == c.victim:
-                    _die()
-            model(torch.ones(2, 8, device=c.device)).sum().backward()
-    c.say("done")
+    _in_backward(c, _die)
 
 
 @case
