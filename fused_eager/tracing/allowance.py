@@ -82,7 +82,8 @@ class Allowance:
 
     def begin(self, stream: Stream) -> tuple[float, int]:
         """An op is about to be recorded."""
-        families.load()  # JAX and the rows, once: that is nothing that recording takes
+        if not stream.nodes:
+            families.load()  # JAX and the rows, once: that is nothing that recording takes
         seen = stream.shadowed
         return time.perf_counter() - (0.0 if seen is None else seen.seconds), MEMORY.size
 
