@@ -17,7 +17,7 @@ One thread is in one of these states; the arrows are all the ways between them, 
          |               [  fused   ]     regions run; segments are timed (`segment`), and turns of a loop (`iteration`)
          |                |        ^
          |  `pace`: native|        | `pace`: fused; or the other way is tried again: later and later, at once where
-         |  is faster     v        | the kept one has become slower, or where segments have become others
+         |  is faster     v        | segments take twice as long, or half, as if they were others
          |               [  native  ]     ops are passed on to ATen, and timed
          |                |        ^
          |  a turn comes, |        | the time for which that was chosen is over, or turns take another time: `aside`
