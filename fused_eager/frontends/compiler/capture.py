@@ -11,12 +11,10 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from fused_eager.fusion_rules import precision
@@ -36,25 +34,13 @@ from ...running.island import judge
 from ...running.load import homes_of_values
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import NativeInput, Stream
-from . import control
+from . import control, flex
 from .program import Call, Fetch, Made, Program, Stage, free_slots, mapped
+from .values import Opaque, Unfit, is_ordinary, leaves, promised
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 END = "cut.graph"
-
-
-class Unfit(Exception):
-    """A graph that cannot be recorded ahead; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """What stands for a value that is no dense tensor of the host's. Of a quantized one torch's inference knows
-    nothing: it says of it, and of what comes of it, that they are plain tensors."""
-
-    slot: int
-    quantized: bool = False
 
 
 # Draws that look at no value of their operand: its shape and dtype say all.
@@ -104,31 +90,42 @@ class Capture:
                 forget(self.stream)
 
     def _program(self, args: Sequence[Any]) -> Program:
-        nodes = list(self.graph.graph.nodes)
-        for at, node in enumerate(nodes):
-            for operand in node.all_input_nodes:
-                self.last[operand] = at
-        given, result = iter(args), None
+        given = iter(args)
         arguments: list[int | None] = []
-        for self.at, node in enumerate(nodes):
-            if node.op == "placeholder":
-                value = next(given)
-                arguments.append(None if isinstance(value, (int, float, bool, type(None))) else self.slots)
-                self.env[node] = value if arguments[-1] is None else self._stand_in(value)
-            elif node.op == "get_attr":
-                self.env[node] = self._constant(node)
-            elif node.op == "output":
-                result = mapped(self._looked_up, node.args[0])
-                self._close(Reason(END))
-                result = mapped(self._template, result)
-            elif node.op == "call_function":
-                args_, kwargs = mapped(self._looked_up, node.args), mapped(self._looked_up, dict(node.kwargs))
-                self.env[node] = self._call(node, node.target, args_, kwargs)  # type: ignore[arg-type]
-            else:
-                raise Unfit(f"the graph has a node {node.op}")
+
+        def argument() -> Any:
+            value = next(given)
+            arguments.append(None if isinstance(value, (int, float, bool, type(None))) else self.slots)
+            return value if arguments[-1] is None else self._stand_in(value)
+
+        result = self._returned(self.graph, argument)
+        self._close(Reason(END))
+        result = mapped(self._template, result)
         drops = free_slots(self.steps, result, self.slots)
         rooted = tuple(at for at, slot in enumerate(arguments) if slot in self.rooted)
         return Program(self.steps, drops, tuple(arguments), tuple(self.constants), self.slots, result, rooted)
+
+    def _returned(self, graph: GraphModule, argument: Callable[[], Any]) -> Any:
+        """What a graph returns: the graph, or another that stands in the place of the node at hand."""
+        nodes, at_hand = list(graph.graph.nodes), self.at
+        inside = graph is not self.graph
+        for at, node in enumerate(nodes):
+            for operand in node.all_input_nodes:
+                self.last[operand] = at_hand if inside else at
+        for at, node in enumerate(nodes):
+            self.at = at_hand if inside else at
+            if node.op == "placeholder":
+                self.env[node] = argument()
+            elif node.op == "get_attr":
+                self.env[node] = self._constant(node, graph)
+            elif node.op == "output":
+                break
+            elif node.op == "call_function":
+                args, kwargs = mapped(self._looked_up, node.args), mapped(self._looked_up, dict(node.kwargs))
+                self.env[node] = self._call(node, node.target, args, kwargs)  # type: ignore[arg-type]
+            else:
+                raise Unfit(f"the graph has a node {node.op}")
+        return mapped(self._looked_up, nodes[-1].args[0])
 
     def _looked_up(self, a: Any) -> Any:
         return self.env[a] if isinstance(a, Node) else a
@@ -142,7 +139,7 @@ class Capture:
     def _stand_in(self, value: Any) -> Any:
         """What stands for a value that lies in a slot of its own."""
         slot = self._slot()
-        if not _is_ordinary(value):
+        if not is_ordinary(value):
             return Opaque(slot)
         size, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
         t = self._made(size, strides, value.dtype)
@@ -162,8 +159,8 @@ class Capture:
         self.keep.append(t)
         self.slot_of[storage_of(t)._cdata] = slot
 
-    def _constant(self, node: Node) -> Any:
-        value: Any = self.graph
+    def _constant(self, node: Node, graph: GraphModule) -> Any:
+        value: Any = graph
         for name in str(node.target).split("."):
             value = getattr(value, name)
         if not isinstance(value, Tensor):
@@ -193,14 +190,15 @@ class Capture:
     # ---- calls ----
 
     def _call(self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        found = _leaves([args, kwargs])
+        found = leaves([args, kwargs])
         values = [a for a in found if isinstance(a, (Tensor, Opaque))]
         if target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(target, OpOverload):
             if not values:
                 return target(*args, **kwargs)
-            found = self._control(node, target, args)
+            takes_apart = self._flex if flex.is_flex(target) else self._control
+            found = takes_apart(node, target, args, kwargs)
             return found if isinstance(found, tuple) else self._native(node, target, args, kwargs, why=found)
         info = info_of(target)
         if any(isinstance(a, Opaque) for a in values) or target._schema.name in _QUANTIZING:
@@ -228,7 +226,7 @@ class Capture:
                 # An operand that the draw does not look at: other memory of its form will do.
                 args = [self._allocate(aten.empty_like.default, (args[0],), {}), *args[1:]]
             return self._native(node, target, args, kwargs, info)
-        if kind is Kind.VALUES and not values and not _leaves([node.meta.get("val")]):
+        if kind is Kind.VALUES and not values and not leaves([node.meta.get("val")]):
             return target(*args, **kwargs)
         if kind is Kind.METADATA:
             raise Unfit(f"{target} changes a tensor's own geometry")
@@ -236,7 +234,7 @@ class Capture:
             return target(*args, **kwargs)
         return self._native(node, target, args, kwargs, info)
 
-    def _control(self, node: Node, target: Any, args: Any) -> Any:
+    def _control(self, node: Node, target: Any, args: Any, kwargs: Any) -> Any:
         """`cond`, `while_loop` or `scan` as an op of the stream; else why torch has to run it."""
         parts = control.taken(target, args)
         if parts is None:
@@ -255,6 +253,16 @@ class Capture:
             return out
         except (control.Unlike, Unfit) as why:
             return str(why)
+
+    def _flex(self, node: Node, target: Any, args: Any, kwargs: Any) -> Any:
+        """Flex attention as the ops that torch makes of it; else why torch has to run it."""
+        if any(isinstance(a, Opaque) for a in leaves([args, kwargs])):
+            return "it takes what is no dense tensor"
+        made = flex.taken_apart(target, node, args, kwargs)
+        if isinstance(made, str):
+            return made
+        graph, given = made
+        return tuple(self._returned(graph, iter(given).__next__))
 
     def _dropout(self, node: Node, x: Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
         """What ATen's kernel for the host does, step by step: only the mask is drawn by torch, before the stage, and in
@@ -289,7 +297,7 @@ class Capture:
     def _allocate(self, target: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         """Memory that nobody has written, new at each call of the program."""
         like = target(*args, **kwargs)
-        if not _is_ordinary(like):
+        if not is_ordinary(like):
             raise Unfit(f"{target} makes memory elsewhere")
         size, strides = tuple(like.shape), like.stride()
         slot = self._slot()
@@ -306,12 +314,12 @@ class Capture:
         if info is None or info.kind in (Kind.CUSTOM, Kind.PARTS, Kind.COMPOSITE, Kind.VALUES, Kind.CHECK):
             self._tell(target, why or "it is no op that can be recorded", place)
         pending = self.stream.pending
-        reads = [storage_of(a)._cdata for a in _leaves([args, kwargs]) if isinstance(a, Tensor)]
+        reads = [storage_of(a)._cdata for a in leaves([args, kwargs]) if isinstance(a, Tensor)]
         if any(cdata in pending for cdata in reads) or info is None or info.written:
             self._close(Reason("sync.island", f"{target} runs natively", describe(place)))
         made: list[Made] = []
         name = info.op._schema.name if info is not None else ""
-        quantized = name in _QUANTIZING or any(type(a) is Opaque and a.quantized for a in _leaves([args, kwargs]))
+        quantized = name in _QUANTIZING or any(type(a) is Opaque and a.quantized for a in leaves([args, kwargs]))
 
         def stand_in(val: Any) -> Any:
             if val is None or isinstance(val, (bool, str)):
@@ -326,42 +334,11 @@ class Capture:
             made.append(Made(self.slots - 1, *form))
             return found
 
-        val = self._promised(node, target, args, kwargs)
+        val = promised(node, target, args, kwargs)
         template = mapped(self._template, list(args)), mapped(self._template, kwargs)
         out = mapped(stand_in, val)
         self.steps.append(Call(target, *template, tuple(made)))
         return out
-
-    def _promised(self, node: Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """What a call returns, as fake tensors of known sizes.
-
-        Raises:
-            Unfit: its sizes are known only when it has run.
-        """
-        if isinstance(target, OpOverload) and not target._schema.returns:
-            return None
-        val = node.meta.get("val", _NOTHING)
-        if val is not _NOTHING and all(map(_is_static, _leaves([val]))):
-            return val
-        mode = FakeTensorMode()
-
-        def fake(a: Any) -> Any:
-            if isinstance(a, Opaque):
-                raise Unfit(f"{target} takes what is no dense tensor, of a size that varies")
-            if not isinstance(a, Tensor):
-                return a
-            return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)
-
-        try:
-            with mode:
-                val = target(*mapped(fake, list(args)), **mapped(fake, kwargs))
-        except Unfit:
-            raise
-        except Exception as error:
-            raise Unfit(f"what {target} returns is known only when it has run ({type(error).__name__})") from error
-        if not all(map(_is_static, _leaves([val]))):
-            raise Unfit(f"what {target} returns is known only when it has run")
-        return val
 
     def _close(self, reason: Reason) -> None:
         """End the stage that is being recorded."""
@@ -401,37 +378,10 @@ class Capture:
             t
             for node, last in self.last.items()
             if last >= self.at and node in self.env
-            for t in _leaves([self.env[node]])
+            for t in leaves([self.env[node]])
             if isinstance(t, Tensor)
         ]
 
 
-def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(found.append, tree)
-    return found
-
-
 def _name(op: OpOverload) -> str:
     return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
-
-
-def _is_ordinary(value: Any) -> bool:
-    """Whether a value is a dense tensor of the host's, as regions take and make."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.device.type != "cpu":
-        return False
-    if value.is_nested or value._is_zerotensor():
-        return False
-    return type(value) in (Tensor, torch.nn.Parameter, FakeTensor) or (
-        type(value).__torch_dispatch__ is Tensor.__torch_dispatch__
-    )
-
-
-def _is_static(val: Any) -> bool:
-    """Whether nothing of a value's form is a symbol."""
-    if isinstance(val, Tensor):
-        return all(type(n) is int for n in (*val.shape, *(val.stride() if val.layout is torch.strided else ())))
-    return not isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-_NOTHING = object()

@@ -106,7 +106,8 @@ def _said(function: Iteration) -> list[Any]:
         return [around]
     stage = function.stage
     numbers = repr([node.scalars for node in stage.work.nodes])
-    return [around, canonical.to_parts(function.computation()), numbers, repr((stage.inputs, stage.outputs))]
+    slots = repr((stage.inputs, stage.outputs, stage.written, function.allocated))
+    return [around, canonical.to_parts(function.computation()), numbers, slots]
 
 
 def _call(function: Iteration, arrays: Sequence[Any]) -> list[Any]:

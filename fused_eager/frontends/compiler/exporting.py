@@ -27,8 +27,9 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 from ...config import resolve
 from ...errors import ExportError
 from . import artifact
-from .capture import Capture, Unfit
+from .capture import Capture
 from .stablehlo import Iteration, exported, rows_are_apart, struct
+from .values import Unfit
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BLOCK, BLOCKS = 2, 13  # rows of a batch that varies which are computed at a time; and blocks of the proof's batch

@@ -21,8 +21,9 @@ from ...log.site import caller
 from ...lowering.failed import NodeFailed
 from ..context.context import fused_eager
 from . import sizes
-from .capture import Capture, Unfit
+from .capture import Capture
 from .program import Program, elsewhere
+from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
 TRIES = 3  # buckets, at most, in which it is tried to prove that sizes may be padded

@@ -14,7 +14,7 @@ import jax
 import torch
 
 from fused_eager.fusion_rules import precision
-from fused_eager.fusion_rules.geometry import read, reinterpret
+from fused_eager.fusion_rules.geometry import Geometry, read, reinterpret
 from fused_eager.fusion_rules.platforms import ANY, lowering_for
 from fused_eager.fusion_rules.rowwise import MAKERS, Rows, params_of_block
 from fused_eager.fusion_rules.spec import JAX_DTYPE
@@ -38,8 +38,12 @@ class Iteration:
     """A recorded program that is one region: `arrays` are what its arguments and constants are, in order of slots."""
 
     def __init__(self, program: Program):
+        self.allocated: dict[int, Geometry] = {}  # slots of memory that nobody has written: zeros here
         for step in program.steps:
-            if isinstance(step, Call):
+            if isinstance(step, Call) and step.target is torch.empty_strided:
+                size, strides = step.args
+                self.allocated[step.made[0].slot] = Geometry(size, strides, 0, step.kwargs["dtype"])
+            elif isinstance(step, Call):
                 raise ExportError(
                     f"{step.target} cannot be exported: it draws random numbers, or only torch can run it"
                 )
@@ -49,10 +53,11 @@ class Iteration:
         self.program = program
         self.stage = stages[0] if stages else None
         if self.stage is not None:
-            if self.stage.written:
+            self.ends = [*self.stage.outputs, *[(vid, slot) for vid, slot, _ in self.stage.written]]
+            if any(slot not in self.allocated for _, slot, _ in self.stage.written):
                 raise ExportError("the program writes its arguments, which arrays of JAX's cannot show")
             inputs = tuple(vid for vid, *_ in self.stage.inputs)
-            outputs = tuple(vid for vid, _ in self.stage.outputs)
+            outputs = tuple(vid for vid, _ in self.ends)
             nodes = tuple(range(len(self.stage.work.nodes)))
             self.region = Region(nodes, inputs, outputs, (), "xla", Reason("cut.graph"))
 
@@ -68,6 +73,9 @@ class Iteration:
             ExportError: an op has no lowering.
         """
         held = dict(arrays)
+        for slot, g in self.allocated.items():
+            reach = 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True)) if 0 not in g.size else 0
+            held[slot] = jax.numpy.zeros(reach, JAX_DTYPE[g.dtype])
         if self.stage is not None:
             work = self.stage.work
             homes = [_home(held[slot], home, start) for _, home, slot, start in self.stage.inputs]
@@ -81,12 +89,13 @@ class Iteration:
                 node = work.nodes[failed.index]
                 where = f"{node.op} at {describe(node.place)}"
                 raise ExportError(f"{where} cannot be exported: {failed.reason}") from failed
-            held.update({slot: home for (_, slot), home in zip(self.stage.outputs, made, strict=True)})
+            held.update({slot: home for (_, slot), home in zip(self.ends, made, strict=True)})
 
         def leaf(a: Any) -> Any:
             if not isinstance(a, Fetch):
                 return a
-            return held[a.slot] if a.geometry is None else read(held[a.slot], a.geometry)
+            geometry = a.geometry or self.allocated.get(a.slot)
+            return held[a.slot] if geometry is None else read(held[a.slot], geometry)
 
         result = self.program.result
         return [mapped(leaf, a) for a in (result if isinstance(result, (tuple, list)) else (result,))]

@@ -28,7 +28,7 @@ from ..collectives import kernels as collectives
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
-from . import autocast, backend, kernels, modules, random, storages
+from . import autocast, backend, kernels, listed, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 
 _once = threading.RLock()
@@ -71,6 +71,7 @@ def register(name: str = DEFAULT) -> int:
         kernels.register()
         autocast.register()
         modules.patch(name)
+        listed.enter(name)
         collectives.register(name)
         os.register_at_fork(after_in_child=refuse_here)
         shutdown.arrange()

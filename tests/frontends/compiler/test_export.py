@@ -147,3 +147,17 @@ def test_what_cannot_be_exported_is_refused_with_its_reason(
 def test_a_wrong_argument_is_refused_with_what_is_allowed(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allowed"):
         export(network(), (torch.randn(3, 8),), tmp_path / "none", **given)
+
+
+class Filling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        halves = torch.empty(4, 6)
+        halves[:, :3] = x
+        halves[:, 3:] = x * 2
+        return halves, torch.empty_strided((4, 3), (1, 4)).copy_(x)
+
+
+def test_memory_that_a_program_makes_and_fills_is_no_obstacle(tmp_path: Path) -> None:
+    x = torch.randn(4, 3)
+    program = export(Filling(), (x,), tmp_path / "filling", platforms=("cpu",))
+    torch.testing.assert_close(program(x), Filling()(x), rtol=0, atol=0)
