@@ -22,14 +22,15 @@ from fused_eager.choosing import hotness
 from fused_eager.choosing.autotuner import Turn
 from fused_eager.compiling import lengths, template
 from fused_eager.compiling.key import Computation
+from fused_eager.devices.home import Home
+from fused_eager.devices.host import scratch
+from fused_eager.devices.host.buffers import TABLE
 from fused_eager.frontends.context import bypass
 from fused_eager.frontends.context.intercept import FrontDoor
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
 from fused_eager.lowering.xla_cpu import row_blocks, stages
-from fused_eager.memory import scratch
-from fused_eager.memory.buffers import TABLE, Home
 from fused_eager.planning.plan import make_plan
 from fused_eager.running import load
 from fused_eager.running.load import homes_of_values

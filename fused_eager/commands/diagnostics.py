@@ -77,7 +77,7 @@ def _jax_facts() -> dict[str, Any]:
 
 def _trap_facts() -> dict[str, Any]:
     # Without the trap a read that nothing intercepts would return memory that nobody has written yet.
-    problem = importlib.import_module("fused_eager.memory.trap").self_test()
+    problem = importlib.import_module("fused_eager.devices.host.trap").self_test()
     if problem:
         raise RuntimeError(problem)
     return {}

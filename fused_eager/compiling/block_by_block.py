@@ -13,8 +13,9 @@ import torch
 
 from fused_eager.fusion_rules.deferred import jax
 
-from ..memory.borrow import Home, borrow, nbytes_of
-from ..memory.buffers import to_array, to_tensor
+from ..devices.dlpack import to_array, to_tensor
+from ..devices.home import Home, nbytes_of
+from ..devices.host.borrow import borrow
 from ..planning.plan import Region
 from ..xla import device
 from .executable import Executable

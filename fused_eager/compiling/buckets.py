@@ -21,10 +21,10 @@ from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.padded import Refused
 from fused_eager.fusion_rules.precision import as_of
 
-from ..devices.host import HOST
+from ..devices.dlpack import to_array, to_tensor
+from ..devices.home import Home
+from ..devices.host.device import HOST
 from ..lowering.failed import NodeFailed
-from ..memory.borrow import Home
-from ..memory.buffers import to_array, to_tensor
 from ..planning import plan
 from ..planning.plan import Region, Work
 from ..xla import device

@@ -26,7 +26,7 @@ from ..bounded import Bounded
 from ..choosing.segment import Choice
 from ..config import OPTIONS, Config, OptionError
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.host.device import HOST
 from ..log.events import LOG
 from ..lowering.failed import NodeFailed
 from ..planning.room import wanted

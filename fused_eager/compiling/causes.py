@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..bounded import Bounded
+from ..devices.home import Home
 from ..log.site import Site, describe
-from ..memory.buffers import Home
 from ..planning.order import operands
 from ..planning.plan import in_program_order
 from ..tracing.stream import views

@@ -21,9 +21,9 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .. import xla
 from ..bounded import Bounded
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.home import Home
+from ..devices.host.device import HOST
 from ..log.events import LOG
-from ..memory.buffers import Home
 from ..planning.room import wanted
 from ..progress import waiting
 from ..quiet import uncompiled

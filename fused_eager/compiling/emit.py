@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..bounded import Bounded
+from ..devices.home import Home, nbytes_of
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import UNKNOWN, Site, caller, describe, is_internal
-from ..memory.borrow import Home, nbytes_of
 from ..planning.order import operands
 from ..planning.plan import Plan, Region
 from ..planning.room import wanted

@@ -21,10 +21,10 @@ from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.deferred import jax, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..devices.home import Home
+from ..devices.host.heap import keep_blocks
+from ..devices.host.scratch import SCRATCH
 from ..log.events import LOG
-from ..memory.buffers import Home
-from ..memory.heap import keep_blocks
-from ..memory.scratch import SCRATCH
 from ..xla import assigned, bytecode, device, enable_x64, options, with_libraries
 from .strip import strip
 from .subprocess_compiler import COMPILER, Refused, Unavailable

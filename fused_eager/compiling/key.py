@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..devices.home import Home
 from ..log.site import describe
-from ..memory.buffers import Home
 from ..planning.plan import Region
 from ..tracing.stream import Node
 

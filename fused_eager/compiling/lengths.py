@@ -21,10 +21,10 @@ import torch
 from fused_eager.fusion_rules import precision
 
 from ..bounded import Bounded
+from ..devices.home import Home, nbytes_of
 from ..log.events import LOG
 from ..log.site import describe
 from ..lowering.failed import NodeFailed
-from ..memory.borrow import Home, nbytes_of
 from ..planning.plan import Region, Work
 from ..tracing.stream import Stream
 from ..tracing.trace import Step

@@ -22,9 +22,9 @@ from fused_eager.cache import Key, Unencodable
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..devices.device import Device
+from ..devices.home import Home, nbytes_of
 from ..log import site
 from ..lowering.failed import NodeFailed
-from ..memory.borrow import Home, nbytes_of
 from ..planning import plan
 from ..targets.device import TargetDevice
 from ..tracing.stream import Node

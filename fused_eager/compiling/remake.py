@@ -14,7 +14,7 @@ from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.host.device import HOST
 from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
 from ..quiet import default_dtype

@@ -25,7 +25,7 @@ from fused_eager.fusion_rules.precision import switches
 
 from .. import lowering, xla
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.host.device import HOST
 from ..planning import donation, forms, order, room
 from ..targets import topology
 from . import canonical, executable, strip, subprocess_compiler, xla_process

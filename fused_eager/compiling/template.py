@@ -18,7 +18,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rowwise import Rows
 from fused_eager.fusion_rules.rule import AUTOTUNED, rule_for
 
-from ..memory.borrow import Home, nbytes_of
+from ..devices.home import Home, nbytes_of
 from ..planning import plan
 from ..planning.order import operands
 from ..planning.plan import Plan, Work

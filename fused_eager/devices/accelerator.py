@@ -21,15 +21,14 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..bounded import Bounded
 from ..log import site
-from ..memory import buffers
-from ..memory.borrow import Home
-from ..memory.buffers import LOCK, Buffer, Table, storage_of
-from ..memory.capsule import ACCELERATOR, dtype_code, owned
-from ..memory.trap import pointer_of
 from ..xla import device as host_device
 from ..xla import enable_x64
+from .buffer import LOCK, Buffer, Table
 from .device import Device, no_numbers
+from .dlpack import ACCELERATOR, dtype_code, owned, to_array, to_tensor
 from .exhausted import is_of_memory, out_of_memory
+from .home import Home
+from .storage import pointer_of, storage_of
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
 LINK = 4e9  # bytes in a second that a bus carries, one way, from memory that is not pinned
@@ -118,7 +117,7 @@ class Accelerator(Device):
 
     def put(self, t: torch.Tensor) -> jax.Array:
         """A dense tensor of the host's as an array: a copy, except where the host's memory is the device's."""
-        array = buffers.to_array(t, self._xla if self._is_host else host_device())
+        array = to_array(t, self._xla if self._is_host else host_device())
         try:
             return array if self._is_host else jax.device_put(array, self._xla)
         except RuntimeError as error:
@@ -131,7 +130,7 @@ class Accelerator(Device):
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""
         try:
-            return buffers.to_tensor(array if self._is_host else jax.device_put(array, host_device()))
+            return to_tensor(array if self._is_host else jax.device_put(array, host_device()))
         except RuntimeError as error:  # of what has run meanwhile
             raise self.told(error, f"what is read at {site.describe(site.here())}") from error
 
@@ -174,4 +173,3 @@ def _maker(home: Home, device: Any) -> Any:
 def zeros(home: Home, device: Any) -> jax.Array:
     """Zeros of a dtype and shape on a device."""
     return _maker(home, device)()
-

@@ -18,8 +18,8 @@ import torch
 from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
-from ..memory.buffers import Buffer, Table
 from ..xla import enable_x64
+from .buffer import Buffer, Table
 
 # Shape inference, ATen's rehearsals and the rules see every device's tensors as if they were the host's: what an op
 # returns is what it returns there.

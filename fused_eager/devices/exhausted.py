@@ -7,8 +7,8 @@ import re
 
 import torch
 
-from ..memory.borrow import nbytes_of
-from ..memory.buffers import LOCK, Table
+from .buffer import LOCK, Table
+from .home import nbytes_of
 
 # How JAX's platforms, ATen's allocator and Python say it.
 _SAYS = ("RESOURCE_EXHAUSTED", "can't allocate memory", "not enough memory", "out of memory")

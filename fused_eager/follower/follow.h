@@ -290,7 +290,7 @@ class Follower {
       else
         t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
       auto* storage = t.storage().unsafeGetStorageImpl();
-      std::memset(reinterpret_cast<char*>(storage) + R.flags_at, 1, 3);  // trapped: see memory/trap.py
+      std::memset(reinterpret_cast<char*>(storage) + R.flags_at, 1, 3);  // trapped: see devices/host/trap.py
       Ref address = checked(address_of(storage)), wrapped = checked(THPStorage_Wrap(t.storage()));
       Ref made = checked(R.buffer_type->tp_alloc(R.buffer_type, 0));
       PyObject* b = made.get();

@@ -21,7 +21,7 @@ struct Names {  // the keyword arguments of `connect`
 };
 
 void find_slots(const Names& names) {
-  PyObject* type = names.of("Buffer");
+  PyObject* type = names.of("HostBuffer");
   R.buffer = {{type, "array"}, {type, "born_native"}, {type, "cdata"}, {type, "epoch"}, {type, "error"},
               {type, "home"}, {type, "origin"}, {type, "previous"}, {type, "storage"}, {type, "stream"},
               {type, "vacant"}, {type, "vid"}};
@@ -49,7 +49,7 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   find_slots(names);
   R.front_door = reinterpret_cast<PyTypeObject*>(names.kept("FrontDoor"));
   R.place_type = reinterpret_cast<PyTypeObject*>(names.kept("Place"));
-  R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("Buffer"));
+  R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("HostBuffer"));
   R.device_input_type = reinterpret_cast<PyTypeObject*>(names.kept("DeviceInput"));
   R.table = names.kept("table");
   R.streams = names.kept("streams");

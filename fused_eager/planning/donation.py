@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from ..memory.borrow import Home
+from ..devices.home import Home
 from ..tracing.stream import Node
 from .order import operands
 

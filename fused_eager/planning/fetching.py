@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import isqrt, prod
 
 from ..bounded import Bounded
-from ..memory.borrow import Home, nbytes_of
+from ..devices.home import Home, nbytes_of
 from ..tracing.stream import Node
 from .budget import REGION, form, seconds
 from .costs import seconds_of

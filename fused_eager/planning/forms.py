@@ -13,7 +13,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import Spec, contiguous_strides
 
-from ..memory.buffers import Home
+from ..devices.home import Home
 from ..tracing.stream import Hole, Node, Ref, Result, Use
 
 Parts = dict[str, Any]

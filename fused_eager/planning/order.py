@@ -18,7 +18,7 @@ from typing import Any
 
 from fused_eager.cache import Unencodable
 
-from ..memory.buffers import Home
+from ..devices.home import Home
 from ..tracing.stream import Node
 from . import forms
 

@@ -21,11 +21,11 @@ from fused_eager.fusion_rules.regions import Candidate, refuse
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.home import Home
+from ..devices.host.device import HOST
 from ..errors import ValidationError
 from ..log.reasons import Reason
 from ..log.site import describe
-from ..memory.buffers import Home
 from ..tracing.stream import Node
 from . import donation, repeats, temporaries
 from .order import canonical, operands

@@ -19,7 +19,7 @@ import numpy as np
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from ..memory.borrow import Home, nbytes_of
+from ..devices.home import Home, nbytes_of
 from ..tracing.stream import Node, views
 from .order import operands
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ..memory import scratch
-from ..memory.borrow import Home, nbytes_of
+from ..devices.home import Home, nbytes_of
+from ..devices.host import scratch
 from .plan import Region
 
 

@@ -1,7 +1,7 @@
 """Temporaries: a region that would take more memory at once than the heap keeps is cut.
 
-XLA takes the temporaries of a region as one block, and glibc keeps none of 60 MB and more (`memory.heap`): a training
-step that remembers 130 MB from its forward for its backward pass would fault on each of their pages, in each step. What
+XLA takes the temporaries of a region as one block, and glibc keeps none of 60 MB and more: a training step that
+remembers 130 MB from its forward for its backward pass would fault on each of their pages, in each step. What
 goes from one region to the next is allocated value by value, kept by the heap and freed when it has been read. XLA can
 be told to take several blocks instead (`xla_multiheap_size_constraint_per_heap`), but an executable that does cannot be
 serialised, so that no other process would ever have it.
@@ -23,8 +23,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..memory.borrow import Home, nbytes_of
-from ..memory.heap import keep_blocks
+from ..devices.home import Home, nbytes_of
+from ..devices.host.heap import keep_blocks
 from ..tracing.stream import Node
 from .order import operands
 from .repeats import is_heavy

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from ..devices.buffer import Buffer
+from ..devices.home import Home
+from ..devices.storage import offset_of, storage_of
 from ..log import site
-from ..memory.buffers import Buffer, Home, storage_of
-from ..memory.trap import offset_of
 from ..tracing.numbers import kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.pattern import matches

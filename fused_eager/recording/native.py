@@ -9,11 +9,11 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
+from ..devices.buffer import LOCK
+from ..devices.host.buffers import TABLE
+from ..devices.storage import alias, has_memory, offset_of, storage_of, swap_memory
 from ..log import site
 from ..log.reasons import Reason
-from ..memory import buffers
-from ..memory.buffers import LOCK, TABLE, has_memory, storage_of
-from ..memory.trap import offset_of, swap_memory
 from ..quiet import call, through, unobserved
 from ..running import run
 from ..running.arguments import import_native
@@ -46,7 +46,7 @@ def must_stay(storage: torch.UntypedStorage) -> bool:
 def snapshot(item: NativeInput) -> None:
     """Copy what a native input holds now, so that later writes to its memory do not change a pending read."""
     with unobserved():
-        copy = buffers.alias(item.storage, item.offset, item.home).clone()
+        copy = alias(item.storage, item.offset, item.home).clone()
     item.storage, item.offset = storage_of(copy), 0
 
 
@@ -235,7 +235,7 @@ def make_resizable(storage: torch.UntypedStorage) -> None:
         with unobserved():
             own = torch.empty(storage.nbytes(), dtype=torch.uint8)
             if storage.nbytes():
-                own.copy_(buffers.alias(storage, 0, (torch.uint8, (storage.nbytes(),))))
+                own.copy_(alias(storage, 0, (torch.uint8, (storage.nbytes(),))))
         swap_memory(storage, storage_of(own))
 
 

@@ -9,10 +9,11 @@ import torch
 
 from fused_eager.fusion_rules.lowering import map_leaves
 
+from ..devices.buffer import Buffer
+from ..devices.home import Home
+from ..devices.host import buffers
+from ..devices.storage import offset_of, pointer_of, storage_of
 from ..log.reasons import Reason
-from ..memory import buffers
-from ..memory.buffers import Buffer, Home, storage_of
-from ..memory.trap import offset_of, pointer_of
 from ..running import run
 from ..tracing.calls import Foreign
 from ..tracing.infer import Fresh, Same

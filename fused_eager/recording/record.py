@@ -16,9 +16,8 @@ from fused_eager.fusion_rules.lowering import leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS
 
 from ..compiling import lengths
+from ..devices.storage import offset_of, storage_of
 from ..log import site
-from ..memory.buffers import storage_of
-from ..memory.trap import offset_of
 from ..quiet import through
 from ..running.island import judge
 from ..tracing.calls import CALLS, Foreign, new_call, take

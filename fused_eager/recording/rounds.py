@@ -21,8 +21,9 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
+from ..devices.host.buffers import buffer_of
+from ..devices.storage import has_memory, storage_of
 from ..log import site
-from ..memory.buffers import buffer_of, has_memory, storage_of
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Stream
 

@@ -25,11 +25,11 @@ from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..compiling import lengths
+from ..devices.buffer import sweep
+from ..devices.home import nbytes_of
+from ..devices.host.buffers import TABLE, HostBuffer
+from ..devices.storage import offset_of, storage_of
 from ..log.reasons import Reason
-from ..memory import buffers
-from ..memory.borrow import nbytes_of
-from ..memory.buffers import TABLE, Buffer, storage_of
-from ..memory.trap import offset_of
 from ..running import run
 from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described
@@ -187,14 +187,14 @@ def _hold(stream: Stream, storage: torch.UntypedStorage, result: Result, born_na
     b = TABLE.get(storage._cdata)
     if b is None:
         stream.natives.pop(storage._cdata, None)  # what was read of it there is no longer its value
-        b = TABLE[storage._cdata] = Buffer(storage, born_native)
+        b = TABLE[storage._cdata] = HostBuffer(storage, born_native)
     b.stream, b.epoch, b.vid, b.home = stream, stream.epoch, result.vid, result.home
     stream.pending[storage._cdata] = b
 
 
 def _let_go(stream: Stream) -> int:
     """Free the memory of what the program has no tensor of any more. Returns the bytes of what it has."""
-    buffers.sweep()
+    sweep(TABLE)
     inputs = Counter(i.storage._cdata for i in stream.inputs if isinstance(i, NativeInput))
     held = 0
     for cdata, b in list(stream.pending.items()):

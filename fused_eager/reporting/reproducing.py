@@ -17,8 +17,8 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import contiguous_strides
 
 from ..config import Config
+from ..devices.home import Home
 from ..log.site import UNKNOWN, describe
-from ..memory.borrow import Home
 from ..planning.plan import Work
 from ..tracing.node import Hole, Node, Ref, place_of, targets_of
 

@@ -11,9 +11,9 @@ import torch
 from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.device import Device
-from ..devices.host import HOST
-from ..memory.borrow import borrow, borrow_again
-from ..memory.trap import pointer_of
+from ..devices.host.borrow import borrow, borrow_again
+from ..devices.host.device import HOST
+from ..devices.storage import pointer_of
 from ..planning.plan import Region
 from ..tracing.stream import NativeInput, Node
 from ..xla import device

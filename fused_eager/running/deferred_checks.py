@@ -20,10 +20,10 @@ from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from ..compiling.compile import RunCheck
+from ..devices.buffer import LOCK, Buffer
+from ..devices.home import home_of
 from ..errors import LostValue
 from ..log.site import describe
-from ..memory import buffers
-from ..memory.buffers import LOCK, Buffer
 from ..planning.plan import Region
 from ..tracing.stream import STREAMS, DeviceInput, Node
 
@@ -185,7 +185,7 @@ def undo(
     if array is not None and array.is_deleted() and committed:
         b.origin = origin
     elif array is not None and not array.is_deleted():
-        b.array, b.origin, b.home = array, origin, buffers.home_of(array)
+        b.array, b.origin, b.home = array, origin, home_of(array)
     elif b.born_native and origin is None:
         b.release()
     else:

@@ -17,7 +17,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import contiguous_strides
 
 from ..devices.device import Device
-from ..devices.host import HOST
+from ..devices.host.device import HOST
 from ..errors import IslandRefused
 from ..log.events import LOG
 from ..log.reasons import NOT_COMPILED

@@ -25,12 +25,12 @@ from ..compiling.compile import MEMORY as EXECUTABLES
 from ..compiling.compile import Computation, Executable, load_or_compile
 from ..compiling.ready import Ready
 from ..config import Config
+from ..devices.home import Home
+from ..devices.host import heap, mappings
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
 from ..lowering.failed import NodeFailed
-from ..memory import heap, mappings
-from ..memory.buffers import Home
 from ..planning import budget, donation, fetching, plan
 from ..planning.plan import Plan, Region, Work
 from ..tracing.stream import Node, Stream

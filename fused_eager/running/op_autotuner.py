@@ -33,11 +33,11 @@ from ..compiling.caching import Keeper
 from ..compiling.compile import Settings
 from ..compiling.executable import NotPortable
 from ..compiling.key import Computation, identity
+from ..devices.dlpack import to_array
+from ..devices.home import Home, nbytes_of
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
-from ..memory.borrow import Home, nbytes_of
-from ..memory.buffers import to_array
 from ..planning.order import operands
 from ..planning.plan import Region
 from ..planning.room import roomless, wanted

@@ -21,12 +21,13 @@ import weakref
 
 import torch
 
+from ..devices.buffer import Buffer, use_count
+from ..devices.home import nbytes_of
+from ..devices.host import mappings, trap
+from ..devices.host.buffers import TABLE, HostBuffer
+from ..devices.host.heap import libc
+from ..devices.storage import storage_of
 from ..log.events import LOG
-from ..memory import mappings, trap
-from ..memory.borrow import nbytes_of
-from ..memory.buffers import TABLE, Buffer, use_count
-from ..memory.heap import libc
-from ..memory.trap import storage_of
 from ..tracing.stream import STREAMS, NativeInput
 from .deferred_checks import DEFERRED, wait
 
@@ -79,7 +80,7 @@ def _references(b: Buffer) -> tuple[int, int]:
 def _alone() -> tuple[int, int]:
     """The same of a storage that one tensor refers to; Python's depend on how torch keeps its objects."""
     t = torch.empty(1)
-    return _references(Buffer(storage_of(t), born_native=True))
+    return _references(HostBuffer(storage_of(t), born_native=True))
 
 
 def _is_needed(b: Buffer) -> bool:

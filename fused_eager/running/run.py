@@ -19,11 +19,14 @@ from ..choosing.hotness import SKELETONS
 from ..compiling import background, emit, measuring
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..compiling.ready import Ready
+from ..devices.buffer import LOCK, Buffer, dead, sweep
+from ..devices.dlpack import to_tensor
+from ..devices.host import buffers, free
+from ..devices.host.buffers import TABLE
+from ..devices.host.heap import WATCH
+from ..devices.host.scratch import SCRATCH
+from ..devices.storage import alias
 from ..log.reasons import Reason
-from ..memory import buffers, free
-from ..memory.buffers import LOCK, TABLE, Buffer
-from ..memory.heap import WATCH
-from ..memory.scratch import SCRATCH
 from ..planning.plan import Region
 from ..quiet import uncompiled, unobserved
 from ..tracing.allowance import ALLOWANCE
@@ -143,7 +146,7 @@ def run_alone(computation: Computation, inputs: Sequence[torch.Tensor]) -> list[
     memory: list[np.ndarray] = []
     executable = load_or_compile(computation, Settings())
     outputs, _ = executable.call(*map(as_array, inputs), *numbers(computation.nodes, computation.region, memory))
-    return [buffers.to_tensor(o) for o in outputs]
+    return [to_tensor(o) for o in outputs]
 
 
 READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops go on so
@@ -211,9 +214,9 @@ def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[B
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
     table = stream.device.table
-    buffers.sweep(table)
+    sweep(table)
     pending, natives = stream.pending, [i for i in stream.inputs if type(i) is NativeInput]
-    gone = set(buffers.dead(list(pending.values())))
+    gone = set(dead(list(pending.values())))
     for cdata, held in Counter([i.storage._cdata for i in natives if i.storage._cdata in pending]).items():
         if not pending[cdata].is_alive(held):
             gone.add(pending[cdata])
@@ -339,7 +342,7 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     with LOCK:
         compute(b, reason)
         assert b.home is not None
-        value = buffers.alias(b.storage, 0, b.home) if b.is_at_home else buffers.to_tensor(b.array)
+        value = alias(b.storage, 0, b.home) if b.is_at_home else to_tensor(b.array)
     emit.synced(reason, began)
     return value
 
@@ -394,7 +397,7 @@ def materialize_all(reason: Reason, only: Stream | None = None, made: bool = Fal
     """
     if not TABLE and DEFERRED.is_empty:
         return
-    buffers.sweep()  # what is dead is nothing to wait for
+    sweep(TABLE)  # what is dead is nothing to wait for
     began = emit.begin()
     with LOCK:
         busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
@@ -410,7 +413,7 @@ def materialize_all(reason: Reason, only: Stream | None = None, made: bool = Fal
     for stream in pending.values():
         if only in (None, stream):
             attempt(flush, stream, reason)
-    buffers.sweep()
+    sweep(TABLE)
     attempt(check)
     with LOCK:
         computed = [b for b in TABLE.values() if b.error is None and b.stream is None]

@@ -14,15 +14,15 @@ import numpy as np
 from fused_eager.fusion_rules.lowering import leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..devices.home import Home
 from ..errors import ValidationError
 from ..log.site import describe
-from ..memory.borrow import Home
 from ..planning.plan import Plan, Region
 from ..tracing.stream import Hole, Node, Ref
 
 if TYPE_CHECKING:
     from ..compiling.executable import Executable
-    from ..memory.buffers import Buffer
+    from ..devices.buffer import Buffer
 
 
 def recorded(nodes: Sequence[Node], homes: Mapping[int, Home]) -> None:

@@ -22,11 +22,11 @@ from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import map_leaves
 
 from ..compiling.key import Computation
+from ..devices.home import Home
 from ..errors import WrongResult
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
-from ..memory.buffers import Home
 from ..planning.plan import Region
 from ..quiet import as_eager
 from ..tracing.stream import Hole, Node, Ref, place_of, places, targets_of

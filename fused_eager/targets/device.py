@@ -11,8 +11,8 @@ import torch
 
 from fused_eager.fusion_rules.spec import Spec
 
+from ..devices.buffer import Buffer
 from ..devices.device import Device
-from ..memory.buffers import Buffer
 from .target import Target
 from .topology import devices
 

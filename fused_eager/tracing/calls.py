@@ -19,9 +19,8 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..bounded import Bounded
 from ..devices.device import SEEN_AS, Device
-from ..devices.host import HOST
-from ..memory.borrow import nbytes_of
-from ..memory.buffers import Home
+from ..devices.home import Home, nbytes_of
+from ..devices.host.device import HOST
 from . import uniform
 from .infer import Inferred, Unknown, infer, is_beyond, rehearse
 from .node import Hole, Ref

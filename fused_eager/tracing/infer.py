@@ -26,7 +26,7 @@ from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..devices.device import SEEN_AS
-from ..memory.trap import storage_of
+from ..devices.storage import storage_of
 from .allowance import ALLOWANCE
 
 

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from ..memory.borrow import Home
+from ..devices.home import Home
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ import torch
 
 from ..choosing.autotuner import Autotuner
 from ..choosing.hotness import Backoff
+from ..devices.buffer import Buffer, Owner
 from ..devices.device import Device
-from ..devices.host import HOST
-from ..memory.buffers import Buffer, Home, Owner
+from ..devices.home import Home
+from ..devices.host.device import HOST
 from .node import Hole, Node, Ref, Result, Use, place_of, places, start, starts, targets_of, views
 from .trace import MEMORY, Step
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.spec import Spec
 
-from ..memory.borrow import Home
+from ..devices.home import Home
 from .pattern import Row
 
 

@@ -15,7 +15,7 @@ import torch
 from ..bounded import Bounded
 
 if TYPE_CHECKING:
-    from ..memory.borrow import Home
+    from ..devices.home import Home
     from .node import Node
     from .opinfo import OpInfo
     from .structure import Call

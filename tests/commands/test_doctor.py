@@ -137,9 +137,9 @@ def test_gather_finds_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_what_raises_while_looking_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = types.ModuleType("fused_eager.memory.trap")
+    trap = types.ModuleType("fused_eager.devices.host.trap")
     trap.self_test = lambda: "reads of pending memory are not seen"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
+    monkeypatch.setitem(sys.modules, "fused_eager.devices.host.trap", trap)
     monkeypatch.setenv("FUSED_EAGER_MODE", "fast")
     monkeypatch.setattr(diagnostics, "_jax_facts", lambda: (_ for _ in ()).throw(RuntimeError("no backend")))
     facts = gather()
@@ -167,9 +167,9 @@ def test_regions_that_do_not_compile_are_a_finding(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_working_trap_is_said_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = types.ModuleType("fused_eager.memory.trap")
+    trap = types.ModuleType("fused_eager.devices.host.trap")
     trap.self_test = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fused_eager.memory.trap", trap)
+    monkeypatch.setitem(sys.modules, "fused_eager.devices.host.trap", trap)
     facts = gather()
     assert "storage trap" not in facts.failures
     assert any(line.split() == ["storage", "trap", "works"] for line in describe(facts, ()).splitlines())

@@ -20,8 +20,8 @@ from fused_eager.compiling import executable
 from fused_eager.compiling.canonical import to_computation, to_parts
 from fused_eager.compiling.compile import build
 from fused_eager.compiling.key import Computation
+from fused_eager.devices.home import Home
 from fused_eager.lowering import lower
-from fused_eager.memory.buffers import Home
 from fused_eager.planning import forms
 from fused_eager.planning.plan import Region
 from fused_eager.running.arguments import as_array

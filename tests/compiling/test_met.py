@@ -19,7 +19,7 @@ from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
-from fused_eager.devices.host import HOST
+from fused_eager.devices.host.device import HOST
 from fused_eager.running import load
 from fused_eager.targets.device import TargetDevice
 from fused_eager.targets.target import Target

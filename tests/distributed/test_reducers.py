@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_eager import fused_eager
+from fused_eager.devices.host import trap
+from fused_eager.devices.storage import storage_of
 from fused_eager.frontends.context import reducers
 from fused_eager.log.events import LOG
-from fused_eager.memory import trap
-from fused_eager.memory.buffers import storage_of
 
 FOUR = 4  # layers, each with a weight and a bias
 

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 
 import torch
 
+from fused_eager.devices.host import scratch
 from fused_eager.lowering.xla_cpu import row_blocks, stages
-from fused_eager.memory import scratch
 from fused_eager.tracing import trace
 from tests.streams import BLOCKS_OF_ALL_SIZES, RESULTS_OF_ALL_SIZES, STAGES_OF_ALL_LENGTHS, given_up_anywhere, restless
 

@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fused_eager as fe
 from fused_eager.choosing import hotness
 from fused_eager.compiling import background
-from fused_eager.memory.buffers import TABLE
+from fused_eager.devices.host.buffers import TABLE
 
 from .generate import LARGEST, RUNS, Program, namespace
 

@@ -12,7 +12,7 @@ from torch import nn
 from fused_eager import fused_eager, report
 from fused_eager.bounded import Bounded
 from fused_eager.compiling import causes, compile
-from fused_eager.memory.buffers import Home
+from fused_eager.devices.home import Home
 from fused_eager.planning.plan import Plan, make_plan, validate
 from fused_eager.planning.repeats import LEAST, PART, Repeat, longest
 from fused_eager.tracing import trace

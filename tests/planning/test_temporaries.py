@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager, xla
-from fused_eager.memory.buffers import Home
+from fused_eager.devices.home import Home
 from fused_eager.planning.plan import Plan, make_plan, validate
 from fused_eager.planning.temporaries import boundaries, room
 from fused_eager.running import load

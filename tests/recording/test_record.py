@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
+from fused_eager.devices.host.buffers import buffer_of
 from fused_eager.log import site
-from fused_eager.memory.buffers import buffer_of
 from fused_eager.recording import record
 from fused_eager.tracing import calls
 from fused_eager.tracing.opinfo import info_of

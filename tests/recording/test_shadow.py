@@ -13,8 +13,9 @@ import torch
 
 from fused_eager import fused_eager, sync
 from fused_eager.compiling import background
-from fused_eager.memory.buffers import buffer_of, storage_of
-from fused_eager.memory.trap import is_armed
+from fused_eager.devices.host.buffers import buffer_of
+from fused_eager.devices.host.trap import is_armed
+from fused_eager.devices.storage import storage_of
 from fused_eager.running import island, load
 from fused_eager.tracing import trace
 from tests.recording.test_follow import counted

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.devices.host import Host
-from fused_eager.memory.buffers import TABLE, buffer_of, storage_of
+from fused_eager.devices.host.buffers import TABLE, buffer_of
+from fused_eager.devices.host.device import Host
+from fused_eager.devices.storage import storage_of
 from fused_eager.running import run
 from fused_eager.running.deferred_checks import DEFERRED
 from fused_eager.tracing.stream import DeviceInput

@@ -13,8 +13,8 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.compiling.executable import Executable, RunCheck
+from fused_eager.devices.host.buffers import TABLE
 from fused_eager.errors import ValidationError
-from fused_eager.memory.buffers import TABLE
 from fused_eager.running import load, run, validate
 from fused_eager.tracing.stream import Node, Ref
 

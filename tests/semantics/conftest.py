@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fused_eager import current_mode
-from fused_eager.memory.buffers import TABLE, sweep
+from fused_eager.devices.buffer import sweep
+from fused_eager.devices.host.buffers import TABLE
 
 from .programs import MODES
 
@@ -28,7 +29,7 @@ def clean() -> Iterator[None]:
     while torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         pass
     assert torch.get_default_dtype() is torch.float32
-    sweep()
+    sweep(TABLE)
     pending = [b for b in TABLE.values() if b.stream is not None]
     for b in pending:
         del TABLE[b.cdata]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.devices.host import Host
+from fused_eager.devices.host.device import Host
 from fused_eager.running import deferred_checks, load, run
 
 

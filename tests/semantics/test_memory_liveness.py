@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager, sync
-from fused_eager.memory.buffers import TABLE
+from fused_eager.devices.host.buffers import TABLE
 from fused_eager.running.deferred_checks import AHEAD, DEFERRED
 
 

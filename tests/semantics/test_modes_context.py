@@ -549,7 +549,7 @@ def test_a_context_within_one_that_rests(options: dict[str, Any]) -> None:
     said = in_process(f"""
         import torch
         from fused_eager import fused_eager
-        from fused_eager.memory.buffers import TABLE
+        from fused_eager.devices.host.buffers import TABLE
         options = {options!r}
         with fused_eager(compile="auto", native="measured", progress=False):
             for _ in range(3):

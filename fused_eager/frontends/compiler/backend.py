@@ -16,7 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ...compiling.caching import keeper
 from ...config import Config, OptionError, resolve
-from ...memory import heap
+from ...devices.host import heap
 from ..context.tracers import leave_us_out
 from .graphs import CompiledGraph
 

@@ -21,12 +21,13 @@ from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.geometry import Geometry, is_dense
 
 from ...config import Config
+from ...devices.buffer import LOCK
+from ...devices.host import unwritten
+from ...devices.storage import storage_of
 from ...log.events import LOG
 from ...log.graph_site import place_of
 from ...log.reasons import Reason
 from ...log.site import describe, here
-from ...memory import unwritten
-from ...memory.buffers import LOCK, storage_of
 from ...planning.plan import Work
 from ...quiet import unobserved
 from ...recording.ahead import Refused, forget, record_ahead

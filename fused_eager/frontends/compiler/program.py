@@ -18,13 +18,16 @@ from fused_eager.fusion_rules.geometry import Geometry
 
 from ...compiling import emit
 from ...compiling.ready import Ready
-from ...devices.host import HOST
+from ...devices.buffer import LOCK
+from ...devices.dlpack import to_tensor
+from ...devices.home import Home
+from ...devices.host import buffers
+from ...devices.host.buffers import COPIED
+from ...devices.host.device import HOST
+from ...devices.host.heap import WATCH
+from ...devices.host.scratch import SCRATCH
+from ...devices.storage import storage_of
 from ...log.reasons import Reason
-from ...memory import buffers
-from ...memory.borrow import Home
-from ...memory.buffers import COPIED, LOCK, storage_of
-from ...memory.heap import WATCH
-from ...memory.scratch import SCRATCH
 from ...planning.plan import Work
 from ...quiet import OWN, unobserved
 from ...recording import native
@@ -198,7 +201,7 @@ class Stage:
 
 
 def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else buffers.to_tensor(value)
+    return value if isinstance(value, Tensor) else to_tensor(value)
 
 
 def _own(value: Any) -> Tensor:
@@ -206,7 +209,7 @@ def _own(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     array = as_array(value, HOST)
-    t = buffers.to_tensor(array)
+    t = to_tensor(array)
     if t.nbytes <= COPIED:
         return t.clone()
     storage = storage_of(t)

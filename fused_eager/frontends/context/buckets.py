@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 
+from ...devices.buffer import LOCK, Buffer
+from ...devices.host import trap
+from ...devices.host.buffers import TABLE
 from ...log.reasons import Reason
-from ...memory import trap
-from ...memory.buffers import LOCK, TABLE, Buffer
 from ...running import run
 
 LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")

@@ -22,10 +22,10 @@ from ... import follower, quiet
 from ...choosing.autotuner import Turn
 from ...choosing.iteration import TIMED
 from ...choosing.segment import FACTOR, LOSS, Place, Steady
+from ...devices.buffer import LOCK
+from ...devices.host.heap import WATCH
 from ...log.events import LOG
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK
-from ...memory.heap import WATCH
 from ...recording.rounds import Rounds
 from ...running import run
 from ...tracing.stream import STREAMS, Stream

@@ -18,10 +18,10 @@ from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.lowering import leaves
 
+from ...devices.host import trap
+from ...devices.storage import storage_of
 from ...log import site
 from ...log.reasons import Reason
-from ...memory import trap
-from ...memory.buffers import storage_of
 from ...quiet import stack
 from ...recording import native
 from ...running.island import tell

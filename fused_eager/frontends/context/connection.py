@@ -14,10 +14,12 @@ from ... import profiled
 from ...choosing import autotuner
 from ...choosing.hotness import Backoff
 from ...config import Config
+from ...devices.buffer import LOCK
+from ...devices.host import buffers, unwritten
+from ...devices.storage import FLAGS_AT
 from ...follower.build import NAME
 from ...log import site
 from ...log.events import LOG
-from ...memory import buffers, trap, unwritten
 from ...recording import native, other_devices, pending
 from ...running import run
 from ...tracing.opinfo import Kind, OpInfo, info_of
@@ -69,14 +71,14 @@ def load(path: Path) -> ModuleType:
         streams=STREAMS.refs,
         deferred=run.DEFERRED,
         site=vars(site),
-        acquire=buffers.LOCK.acquire,
-        release=buffers.LOCK.release,
+        acquire=LOCK.acquire,
+        release=LOCK.release,
         native_input=pending.native_input,
         open_native=pending.open_native,
         must_stay=native.must_stay,
         is_awaited=native.is_awaited,
         passed_to_other_device=other_devices.passed,
-        release_buffer=buffers.Buffer.release,
+        release_buffer=buffers.HostBuffer.release,
         with_scalars=Node.with_scalars,
         treatment_of=treatment_of,
         settings_of=settings_of,
@@ -84,7 +86,7 @@ def load(path: Path) -> ModuleType:
         count=LOG.count,
         was_read=readers.was_read,
         read_again=readers.read_again,
-        flags_at=trap.FLAGS_AT,
+        flags_at=FLAGS_AT,
         unwritten=unwritten.address(),
         unwritten_least=unwritten.LEAST,
         unwritten_most=unwritten.MOST,
@@ -96,7 +98,7 @@ def load(path: Path) -> ModuleType:
 
 _CLASSES = (
     intercept.FrontDoor,
-    buffers.Buffer,
+    buffers.HostBuffer,
     Stream,
     Step,
     Node,

@@ -17,11 +17,11 @@ from ...bounded import Bounded
 from ...compiling import background
 from ...compiling.caching import keeper
 from ...config import Config, resolve
+from ...devices.host import heap
 from ...errors import FusedEagerError
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
-from ...memory import heap
 from ...recording.native import nothing_is_pending
 from ...running import run
 from ...tracing import infer

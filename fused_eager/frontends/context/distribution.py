@@ -16,8 +16,8 @@ from torch.autograd import Variable
 
 from fused_eager.fusion_rules.lowering import leaves
 
+from ...devices.buffer import LOCK
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK
 from ...ranks import job
 from ...recording import native
 from ...running import run

@@ -26,8 +26,8 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower
 from ...compiling import emit
+from ...devices.host.buffers import TABLE
 from ...log.reasons import Reason
-from ...memory.buffers import TABLE
 from ...quiet import adopt, inside, is_own, uncompiled
 from ...ranks import job
 from ...recording import native

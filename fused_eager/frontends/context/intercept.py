@@ -23,10 +23,12 @@ from ... import follower, profiled, quiet
 from ...choosing.autotuner import Autotuner
 from ...compiling import background
 from ...config import Config
+from ...devices.buffer import LOCK
+from ...devices.host.buffers import TABLE, buffer_of
+from ...devices.storage import has_memory
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import OUTSIDE, Reason
-from ...memory.buffers import LOCK, TABLE, buffer_of, has_memory
 from ...recording import native, other_devices, record, rounds
 from ...recording.native import nothing_is_pending
 from ...running import choices, run

@@ -2,7 +2,7 @@
 
 What observes a part of the program should see what that part computes: where it starts, and again where it stops, all
 pending work is finished. In between each op goes by way of Python, what the library does for itself is hidden
-(`profiled`), and where operands are looked at, pending storages are labelled and not trapped (`memory.trap`).
+(`profiled`), and where operands are looked at, pending storages are labelled and not trapped (`devices.host.trap`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch.autograd.profiler_legacy
 import torch.profiler.profiler
 
 from ... import follower, profiled
+from ...devices.host import trap
 from ...log.reasons import Reason
-from ...memory import trap
 from ...running import run
 
 _running: set[str] = set()

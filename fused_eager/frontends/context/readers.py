@@ -25,10 +25,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower
+from ...devices.buffer import LOCK
+from ...devices.host import trap
+from ...devices.host.buffers import TABLE
+from ...devices.storage import has_memory, storage_of
 from ...log import site
 from ...log.reasons import Reason
-from ...memory import trap
-from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
 from ...quiet import stack, without
 from ...recording import native
 from ...running import run

@@ -23,8 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from ... import quiet
-from ...memory import trap
-from ...memory.buffers import LOCK, TABLE, has_memory, storage_of
+from ...devices.buffer import LOCK
+from ...devices.host import trap
+from ...devices.host.buffers import TABLE
+from ...devices.storage import has_memory, storage_of
 from ...running import run
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .intercept import FrontDoor

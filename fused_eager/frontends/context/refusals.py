@@ -12,10 +12,12 @@ from types import TracebackType
 
 import torch
 
+from ...devices.buffer import LOCK, Buffer
+from ...devices.host import trap
+from ...devices.host.buffers import buffer_of
+from ...devices.storage import has_memory
 from ...log import site
 from ...log.events import LOG
-from ...memory import trap
-from ...memory.buffers import LOCK, Buffer, buffer_of, has_memory
 from ...tracing.stream import Stream
 
 _NAMED = 4  # pending values, at most

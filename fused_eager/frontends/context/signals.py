@@ -28,8 +28,8 @@ import torch
 
 from ...compiling import background
 from ...compiling.compile import load_or_compile
+from ...devices.buffer import LOCK
 from ...folder import FOLDER
-from ...memory.buffers import LOCK
 from ...quiet import inside, stack
 from ...running.run import Execution
 from . import composites, guards, readers, tracers

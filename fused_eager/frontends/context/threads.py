@@ -16,9 +16,9 @@ from typing import Any
 from ... import follower
 from ...compiling import measuring
 from ...config import Config
+from ...devices.buffer import LOCK
+from ...devices.host.scratch import SCRATCH
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK
-from ...memory.scratch import SCRATCH
 from ...quiet import without
 from ...running import run
 from . import refusals

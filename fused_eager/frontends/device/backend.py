@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ...memory.borrow import nbytes_of
-from ...memory.buffers import LOCK
+from ...devices.buffer import LOCK
+from ...devices.home import nbytes_of
 from . import random
 from .doors import CURRENT, DOORS, Door, is_forked, set_options
 from .queues import SYNC, Event, Stream, current_stream, default_stream, index_of, set_stream, stream

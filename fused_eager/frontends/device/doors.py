@@ -19,9 +19,9 @@ from fused_eager.fusion_rules.lowering import leaves
 from ... import config
 from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
+from ...devices.buffer import LOCK
+from ...devices.storage import offset_of, storage_of
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK, storage_of
-from ...memory.trap import offset_of
 from ...recording import record, rounds
 from ...running import run
 from ...running.island import view

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ...devices.buffer import LOCK
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK
 from ...running import run
 from .doors import CURRENT, DOORS
 

@@ -10,10 +10,10 @@ from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
 from ...devices.accelerator import AcceleratorBuffer
+from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
+from ...devices.storage import offset_of, storage_of, swap_memory
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK, storage_of
-from ...memory.trap import offset_of, swap_memory
 from .doors import DOORS, named_door
 
 Tensor = torch.Tensor

@@ -10,11 +10,12 @@ from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
+from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
+from ...devices.storage import storage_of
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
-from ...memory.buffers import LOCK, storage_of
 from ...quiet import as_eager
 from ...recording.record import NotRecorded
 from ...running.island import tell

@@ -22,11 +22,12 @@ from ...compiling.caching import settings
 from ...compiling.executable import Executable
 from ...compiling.key import Computation
 from ...config import Config, resolve
-from ...devices.host import HOST
+from ...devices.buffer import LOCK
+from ...devices.dlpack import to_array, to_tensor
+from ...devices.host import buffers
+from ...devices.host.device import HOST
 from ...log import site
 from ...log.reasons import Reason
-from ...memory import buffers
-from ...memory.buffers import LOCK
 from ...planning.plan import Region
 from ...quiet import unobserved
 from ...tracing.node import Hole, Ref
@@ -79,7 +80,7 @@ def run(
         ints = [n for n in numbers if type(n) is int]
         memory: list[Any] = []
         with LOCK:
-            arrays = [buffers.to_array(t, device()) for t in dense]
+            arrays = [to_array(t, device()) for t in dense]
             arrays += [HOST.numbers(floats, torch.float64, memory), HOST.numbers(ints, torch.int64, memory)]
             outputs, _ = executable.call(*arrays)
         # Waits until they are computed; what they are computed from is alive until then.
@@ -87,7 +88,7 @@ def run(
 
 
 def _own(array: Any) -> torch.Tensor:
-    made = buffers.to_tensor(array)
+    made = to_tensor(array)
     return made.clone() if made.nbytes <= buffers.COPIED else made
 
 

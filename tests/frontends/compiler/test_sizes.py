@@ -17,9 +17,9 @@ from torch import nn
 
 from fused_eager.compiling import buckets
 from fused_eager.compiling.buckets import bucket_of
+from fused_eager.devices.dlpack import to_array, to_tensor
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import LOG, Event
-from fused_eager.memory.buffers import to_array, to_tensor
 from fused_eager.xla import device
 
 from .programs import Block

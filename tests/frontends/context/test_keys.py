@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fused_eager import fused_eager
+from fused_eager.devices.host.buffers import TABLE
 from fused_eager.frontends.context import bypass
 from fused_eager.frontends.context.threads import current_door
-from fused_eager.memory.buffers import TABLE
 from fused_eager.quiet import stack
 
 

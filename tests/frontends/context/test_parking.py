@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
+from fused_eager.devices.buffer import sweep
+from fused_eager.devices.host.buffers import TABLE
 from fused_eager.frontends.context import bypass, guards, parking
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
-from fused_eager.memory.buffers import TABLE, sweep
 from fused_eager.quiet import stack
 
 NAMES = ("numpy", "item", "tolist", "__repr__", "data_ptr")
@@ -82,7 +83,7 @@ def test_in_between_tensors_and_readers_are_as_ever() -> None:
         assert x.tolist() == x.numpy().tolist() == [1, 3, 5, 7, 9, 11]
         x += 1
         assert float(x[0]) == 2.0 and "2." in repr(x)
-    sweep()
+    sweep(TABLE)
     assert not TABLE and not stack()
     w = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([w], lr=1.0)

@@ -18,7 +18,8 @@ import torch.autograd.profiler_legacy
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
 
 from fused_eager import follower, fused_eager, profiled
-from fused_eager.memory import trap
+from fused_eager.devices.host import trap
+from fused_eager.devices.storage import storage_of
 
 CPU = [ProfilerActivity.CPU]
 CONTEXTS: dict[str, dict[str, Any]] = {
@@ -258,9 +259,9 @@ def test_the_start_and_the_end_of_a_profiler_are_where_work_is_finished() -> Non
     with fused_eager(compile="wait", native="never", cache="off"):
         before = x * 2
         with profile(activities=CPU) as p:
-            assert not trap.is_armed(trap.storage_of(before))
+            assert not trap.is_armed(storage_of(before))
             within = before * 3
-        assert not trap.is_armed(trap.storage_of(within))
+        assert not trap.is_armed(storage_of(within))
         after = within + 1
     assert after.tolist() == [7.0] * 4
     assert [e.name for e in p.events()].count("aten::mul") == 1
@@ -317,7 +318,7 @@ def test_the_compiled_follower_goes_on_after_a_profiler() -> None:
 LOOKS = """
 import ctypes, sys, torch
 from fused_eager import fused_eager
-from fused_eager.memory import trap
+from fused_eager.devices.host import trap
 from torch.profiler import profile, ProfilerActivity
 x = torch.ones(int(sys.argv[1]))
 with fused_eager(compile="wait", native="never", cache="off", follower="python"):
@@ -327,7 +328,7 @@ with fused_eager(compile="wait", native="never", cache="off", follower="python")
             torch.Tensor.data_ptr.__wrapped__(y)
         except RuntimeError:
             print("refused", flush=True)
-        at = trap.storage_of(y)._cdata + trap._POINTER
+        at = storage_of(y)._cdata + trap.POINTER_AT
         ctypes.string_at(int.from_bytes(ctypes.string_at(at, 8), sys.byteorder), 1)
         print("garbage")
 """
@@ -343,7 +344,7 @@ def test_what_a_profiler_may_ask_for_leads_to_no_memory(size: int) -> None:
 
 def test_a_label_comes_off_with_the_trap() -> None:
     x = torch.arange(4.0)
-    storage = trap.storage_of(x)
+    storage = storage_of(x)
     address = x.data_ptr()
     trap.label(True)
     try:

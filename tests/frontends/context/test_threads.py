@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fused_eager import FusedEagerError, current_mode, fused_eager, progress
-from fused_eager.memory.buffers import buffer_of
+from fused_eager.devices.host.buffers import buffer_of
 
 
 def old_pool() -> ThreadPoolExecutor:

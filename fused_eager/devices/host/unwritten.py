@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from ..dlpack import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of, dtype_code, owned
+from ..storage import pointer_of, storage_of
 from . import trap
-from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of, dtype_code, owned
 from .heap import libc
-from .trap import pointer_of, storage_of
 
 LEAST, MOST = 1 << 17, 1 << 36  # bytes: smaller tensors cost nothing to speak of; as many are reserved
 

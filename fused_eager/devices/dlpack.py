@@ -1,4 +1,4 @@
-"""Capsules: memory described by hand for whoever takes a tensor through DLPack (dlpack.h, version 0).
+"""DLPack: values from torch to JAX and back without copies, and memory described by hand (dlpack.h, version 0).
 
 torch's own capsule keeps a tensor whose end needs Python's lock, and the last reference often goes in one of XLA's
 threads: at best that thread then waits for the interpreter, at the end of the program it is killed with it. What is
@@ -11,9 +11,15 @@ import ctypes
 import functools
 import struct
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
+
+from fused_eager.fusion_rules.deferred import xla_client
+
+if TYPE_CHECKING:
+    import jax
 
 MAX_DIMS = 64
 
@@ -69,9 +75,7 @@ _FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value
 _HEAD = struct.Struct("=QiiiIQQQQQ")  # a ManagedTensor, field by field
 
 
-def owned(
-    address: int, device: int, index: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int
-) -> Any:
+def owned(address: int, device: int, index: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int) -> Any:
     """A capsule whose description lives as long as whatever takes it: the deleter is the C library's `free`.
 
     Args:
@@ -98,3 +102,17 @@ def capsule(address: int) -> Any:
         if "RecursionError" in str(error):  # of the program, found out while ctypes looks at an argument
             raise RecursionError("maximum recursion depth exceeded") from error
         raise
+
+
+_capsule = torch._C._to_dlpack
+_from_capsule = torch._C._from_dlpack
+
+
+def to_array(t: torch.Tensor, device: Any) -> jax.Array:
+    """The memory of a contiguous tensor as a JAX array: no copy where alignment allows, exact dtype always."""
+    return xla_client._xla.dlpack_managed_tensor_to_buffer(_capsule(t), device, None)
+
+
+def to_tensor(array: jax.Array) -> torch.Tensor:
+    """A JAX array as a tensor over the same memory. Waits until the array is computed."""
+    return _from_capsule(xla_client._xla.buffer_to_dlpack_managed_tensor(array, stream=None))

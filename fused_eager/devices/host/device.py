@@ -10,11 +10,14 @@ import torch
 from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import Spec
 
-from ..memory import buffers, unwritten
-from ..memory.borrow import borrow
-from ..memory.buffers import TABLE, Buffer, storage_of
-from ..xla import device
-from .device import Device, no_numbers
+from ...xla import device
+from ..buffer import Buffer
+from ..device import Device, no_numbers
+from ..dlpack import to_array, to_tensor
+from ..storage import storage_of
+from . import unwritten
+from .borrow import borrow
+from .buffers import TABLE, HostBuffer
 
 
 class Host(Device):
@@ -36,7 +39,7 @@ class Host(Device):
     def new(self, spec: Spec, nbytes: int) -> tuple[torch.Tensor, Buffer]:
         """A tensor over memory that nobody has written, trapped."""
         t = unwritten.tensor(spec.shape, spec.strides, spec.dtype, nbytes)
-        return t, Buffer(storage_of(t), born_native=False)
+        return t, HostBuffer(storage_of(t), born_native=False)
 
     def buffer(self, storage: torch.UntypedStorage) -> Buffer | None:
         """The buffer of a storage, if its value is not in its memory."""
@@ -44,11 +47,11 @@ class Host(Device):
 
     def put(self, t: torch.Tensor) -> jax.Array:
         """The tensor's memory as an array: no copy where alignment allows."""
-        return buffers.to_array(t, device())
+        return to_array(t, device())
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The array's memory as a tensor."""
-        return buffers.to_tensor(array)
+        return to_tensor(array)
 
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """An array over memory that is put into `kept`."""

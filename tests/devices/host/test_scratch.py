@@ -16,9 +16,9 @@ import torch.utils.dlpack
 
 from fused_eager import fused_eager, sync
 from fused_eager.commands.cli import main
+from fused_eager.devices.host import scratch
+from fused_eager.devices.host.scratch import SCRATCH
 from fused_eager.log.events import LOG
-from fused_eager.memory import scratch
-from fused_eager.memory.scratch import SCRATCH
 from fused_eager.planning.plan import make_plan
 from fused_eager.planning.room import wanted
 from fused_eager.running import load

@@ -25,9 +25,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fused_eager.fusion_rules.deferred import jax, jnp, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from ..log.events import LOG
-from ..xla import enable_x64
-from .borrow import Home, home_of
+from ...log.events import LOG
+from ...xla import enable_x64
+from ..home import Home, home_of
 from .heap import LARGE
 
 FLUSHES = 8  # the last so many say how much is kept

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
+from fused_eager.devices.host import free
 from fused_eager.errors import IslandRefused
-from fused_eager.memory import free
 from tests.streams import events
 
 

@@ -11,8 +11,10 @@ import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from fused_eager import fused_eager, sync
-from fused_eager.memory import buffers, heap, trap, unwritten
-from fused_eager.memory.trap import storage_of
+from fused_eager.devices.buffer import LOCK
+from fused_eager.devices.dlpack import to_array
+from fused_eager.devices.host import buffers, heap, trap, unwritten
+from fused_eager.devices.storage import storage_of
 from fused_eager.xla import device
 
 N = unwritten.LEAST // 4  # floats
@@ -119,10 +121,10 @@ def test_whatever_is_bound_has_memory(born_native: bool, rest: int) -> None:
     """Also where the value does not fill the storage."""
     value = torch.arange(float(N))
     t = unwritten.tensor((N + rest,), (1,), torch.float32, 4 * (N + rest))
-    with buffers.LOCK:
-        buffer = buffers.Buffer(storage_of(t), born_native)
+    with LOCK:
+        buffer = buffers.HostBuffer(storage_of(t), born_native)
         buffers.TABLE[buffer.cdata] = buffer
-        buffer.array = buffers.to_array(value, device())
+        buffer.array = to_array(value, device())
         buffers.bind(buffer)
     assert torch.equal(t[:N], value) and not unwritten.holds(storage_of(t))
     t += 1
@@ -144,7 +146,7 @@ def test_pending_values_take_no_memory() -> None:
 def test_touching_it_without_torch_ends_the_process_and_reads_nothing() -> None:
     program = (
         "import ctypes, torch\n"
-        "from fused_eager.memory import unwritten\n"
+        "from fused_eager.devices.host import unwritten\n"
         f"t = unwritten.tensor(({N},), (1,), torch.float32, {4 * N})\n"
         "print(ctypes.string_at(unwritten.address(), 4))\n"
     )

@@ -7,8 +7,9 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager.memory import buffers, unwritten
-from fused_eager.memory.borrow import MAX_DIMS, _template, borrow, borrow_again
+from fused_eager.devices.dlpack import to_tensor
+from fused_eager.devices.host import unwritten
+from fused_eager.devices.host.borrow import MAX_DIMS, _template, borrow, borrow_again
 from fused_eager.xla import device
 
 
@@ -52,7 +53,7 @@ def test_the_same_memory_is_the_same_array_until_it_is_donated() -> None:
     assert borrow_again(x.data_ptr(), home, device()) is first
     assert borrow_again(x.data_ptr(), (torch.float32, (2, 512)), device()) is not first
     x.fill_(3.0)
-    assert buffers.to_tensor(borrow_again(x.data_ptr(), home, device())).tolist() == x.tolist()
+    assert to_tensor(borrow_again(x.data_ptr(), home, device())).tolist() == x.tolist()
     first.delete()
     second = borrow_again(x.data_ptr(), home, device())
     assert not second.is_deleted() and second.unsafe_buffer_pointer() == x.data_ptr()

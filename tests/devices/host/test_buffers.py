@@ -8,8 +8,12 @@ import pytest
 import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from fused_eager.memory import buffers, trap
-from fused_eager.memory.buffers import TABLE, storage_of
+from fused_eager.devices.buffer import Buffer, sweep, use_count
+from fused_eager.devices.dlpack import to_array, to_tensor
+from fused_eager.devices.home import home_of
+from fused_eager.devices.host import buffers, trap
+from fused_eager.devices.host.buffers import TABLE
+from fused_eager.devices.storage import alias, storage_of
 from fused_eager.xla import device
 
 
@@ -22,10 +26,10 @@ def own_table() -> Iterator[None]:
         trap.disarm(TABLE.pop(cdata).storage)
 
 
-def with_array(t: torch.Tensor, value: torch.Tensor, born_native: bool) -> buffers.Buffer:
+def with_array(t: torch.Tensor, value: torch.Tensor, born_native: bool) -> Buffer:
     """A buffer for the storage of `t` whose value is on the device."""
     b = buffers.open_buffer(storage_of(t), born_native)
-    b.array = buffers.to_array(value, device())
+    b.array = to_array(value, device())
     return b
 
 
@@ -76,7 +80,7 @@ def test_sweep_forgets_only_the_dead_on_the_device() -> None:
     t, dead = torch.zeros(4), torch.zeros(4)
     kept, gone = with_array(t, torch.ones(4), False), with_array(dead, torch.ones(4), False)
     del dead
-    buffers.sweep()
+    sweep(TABLE)
     assert TABLE.get(kept.cdata) is kept
     assert TABLE.get(gone.cdata) is not gone
 
@@ -85,10 +89,10 @@ def test_sweep_forgets_only_the_dead_on_the_device() -> None:
 def test_arrays_cross_with_their_dtype_and_bits(dtype: torch.dtype) -> None:
     bits = torch.arange(64, dtype=torch.uint8)
     t = (bits % 2).bool() if dtype is torch.bool else bits.view(dtype)
-    array = buffers.to_array(t, device())
+    array = to_array(t, device())
     assert array.dtype == JAX_DTYPE[dtype]
-    assert buffers.home_of(array) == (dtype, tuple(t.shape))
-    back = buffers.to_tensor(array)
+    assert home_of(array) == (dtype, tuple(t.shape))
+    back = to_tensor(array)
     assert back.dtype == dtype
     assert torch.equal(back.view(torch.uint8), t.view(torch.uint8))
 
@@ -96,18 +100,18 @@ def test_arrays_cross_with_their_dtype_and_bits(dtype: torch.dtype) -> None:
 def test_the_border_copies_nothing() -> None:
     t = torch.zeros(1024)
     assert t.data_ptr() % 64 == 0, "torch no longer aligns its memory: imports would copy"
-    array = buffers.to_array(t, device())
+    array = to_array(t, device())
     assert array.unsafe_buffer_pointer() == t.data_ptr()
-    assert buffers.to_tensor(array).data_ptr() == t.data_ptr()
+    assert to_tensor(array).data_ptr() == t.data_ptr()
 
 
 def test_an_alias_is_part_of_the_memory_and_holds_no_reference() -> None:
     t = torch.arange(8.0)
     storage = storage_of(t)
-    before = buffers.use_count(storage._cdata)
-    part = buffers.alias(storage, 8, (torch.float32, (2, 2)))
+    before = use_count(storage._cdata)
+    part = alias(storage, 8, (torch.float32, (2, 2)))
     assert part.tolist() == [[2.0, 3.0], [4.0, 5.0]]
-    assert buffers.use_count(storage._cdata) == before
+    assert use_count(storage._cdata) == before
     part[0, 0] = 9
     assert t[2] == 9
 

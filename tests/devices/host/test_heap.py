@@ -14,8 +14,8 @@ from fused_eager import fused_eager
 from fused_eager.choosing import autotuner
 from fused_eager.choosing.segment import Segment
 from fused_eager.compiling import background
-from fused_eager.memory import heap
-from fused_eager.memory.heap import EVERY, GROWN, PART, ROOM, Watch
+from fused_eager.devices.host import heap
+from fused_eager.devices.host.heap import EVERY, GROWN, PART, ROOM, Watch
 from fused_eager.running import run
 from tests.streams import open_stream
 
@@ -164,7 +164,7 @@ import ctypes
 import resource
 import threading
 
-from fused_eager.memory import heap
+from fused_eager.devices.host import heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -215,7 +215,7 @@ def test_a_heap_with_nothing_left_in_it_is_kept() -> None:
 @glibc
 def test_blocks_are_kept_up_to_the_size_that_is_promised() -> None:
     assert _number(BLOCKS) < 100
-    assert _number("from fused_eager.memory import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
+    assert _number("from fused_eager.devices.host import heap; print(heap.keep_blocks())") in (heap.LARGE, heap.LARGEST)
 
 
 @glibc
@@ -269,7 +269,7 @@ import torch
 from torch import nn
 
 from fused_eager import fused_eager
-from fused_eager.memory import heap
+from fused_eager.devices.host import heap
 
 heap.give_back = lambda: None  # which is every two seconds at first, and pages come again in several steps
 model = nn.Sequential(*[module for _ in range(12) for module in (nn.Linear(512, 512), nn.Tanh())])

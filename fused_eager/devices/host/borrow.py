@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from array import array
 from typing import Any
 
-import torch
-
 from fused_eager.fusion_rules.deferred import xla_client
-from fused_eager.fusion_rules.spec import TORCH_DTYPE
 
-from ..bounded import Bounded
-from .capsule import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
-
-Home = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a storage's dense value
-
-
-def nbytes_of(home: Home) -> int:
-    """The bytes of a value."""
-    return math.prod(home[1]) * home[0].itemsize
-
-
-def home_of(array: Any) -> Home:
-    """The dtype and shape of a JAX array."""
-    return TORCH_DTYPE[array.dtype], tuple(array.shape)
-
+from ...bounded import Bounded
+from ..dlpack import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
+from ..home import Home
 
 # JAX copies all it needs at once but the deleter, which is always the same: one block serves every borrowing.
 _block = ctypes.create_string_buffer(ctypes.sizeof(ManagedTensor) + 8 * MAX_DIMS)

@@ -1,1 +1,0 @@
-"""Values and the memory they are in: the program's, the device's, and what glibc keeps."""
