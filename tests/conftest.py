@@ -35,7 +35,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from fused_eager.devices.host import mappings  # noqa: E402
+from fused_eager.compiling import mappings  # noqa: E402
 from fused_eager.frontends.context import bypass, parking  # noqa: E402
 from fused_eager.running import load  # noqa: E402
 from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402

@@ -28,7 +28,7 @@ from ..bounded import Bounded
 from ..choosing.hotness import Backoff
 from ..log.events import LOG
 from ..tracing.infer import load as load_inference
-from .subprocess_compiler import COMPILER
+from .xla_cpu.subprocess_compiler import COMPILER
 
 if TYPE_CHECKING:
     from ..tracing.trace import Step

@@ -15,7 +15,7 @@ from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.dlpack import to_array, to_tensor
 from ..devices.home import Home, nbytes_of
-from ..devices.host.borrow import borrow
+from ..devices.host.device import HOST
 from ..planning.plan import Region
 from ..xla import device
 from .executable import Executable
@@ -48,7 +48,7 @@ class BlockByBlock:
                 yield value
             else:
                 start = value.unsafe_buffer_pointer() + begin * (nbytes_of(home) // self.block)
-                yield borrow(start, home, device())
+                yield HOST.borrow(start, home, anew=True)
 
 
 def _turns(count: int, block: int) -> Iterator[tuple[int, int]]:

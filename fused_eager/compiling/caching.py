@@ -173,8 +173,8 @@ class Keeper:
     def _load(self, entry: Entry, computation: Computation, name: str, device: Device) -> Executable | None:
         began, region, homes = time.perf_counter(), computation.region, computation.homes
         try:
-            scratch = wanted(region, homes) if device.has_memory else ()
-            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, scratch, device.xla)
+            scratch = wanted(region, homes, device)
+            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, device, scratch)
         except Unloadable as why:
             LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,9 +28,22 @@ from ..planning.room import wanted
 from ..progress import waiting
 from ..quiet import uncompiled
 from . import background, emit
-from .executable import Executable, Made, NotPortable, Portable, RunCheck, direct, made_in_subprocess, needs, settle
+from .executable import (
+    Abandoned,
+    Executable,
+    Made,
+    NotPortable,
+    Portable,
+    RunCheck,
+    Unavailable,
+    direct,
+    get_ready,
+    made_in_subprocess,
+    needs,
+    settle,
+)
 from .key import Computation, identity
-from .subprocess_compiler import COMPILER, Abandoned, Unavailable
+from .xla_cpu import finishing  # noqa: F401  (the variants of XLA:CPU)
 
 MEMORY: Bounded[Hashable, Executable] = Bounded(4096)
 _LOCK = threading.Lock()
@@ -147,7 +160,7 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
     region, homes = computation.region, computation.homes
     function = Function(computation.nodes, region, bounds)
     with tracing_for(device):
-        scratch = wanted(region, homes) if device.has_memory else ()
+        scratch = wanted(region, homes, device)
         avals = _arguments(computation, device)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
@@ -196,8 +209,8 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
         NodeFailed: one of its nodes has no lowering.
     """
     if in_subprocess:
-        with suppress(Unavailable):
-            COMPILER.start(background.nice())  # it starts while JAX traces
+        with lowering_for(device.xla.platform):
+            get_ready(background.nice())
     started = time.perf_counter()
     made = lower(computation, bounds, device)
     tracing = time.perf_counter() - started
@@ -205,7 +218,7 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
         loaded, portable, beside = _compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
-    call = direct(loaded, outputs, len(made.checks), made.scratch, device.xla)
+    call = direct(loaded, outputs, len(made.checks), device, made.scratch)
     executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded))
     return Made(executable, made.lowered, portable, tracing, made.blocks, beside)
 

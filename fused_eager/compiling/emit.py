@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..bounded import Bounded
+from ..devices.device import Device
 from ..devices.home import Home, nbytes_of
+from ..devices.host.device import HOST
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import UNKNOWN, Site, caller, describe, is_internal
@@ -110,6 +112,7 @@ def planned(
     executables: Sequence[Executable | None] = (),
     again: bool = False,
     instead_of: int | None = None,
+    device: Device = HOST,
 ) -> int:
     """A stream was planned; returns the number by which flushes refer to the plan.
 
@@ -117,7 +120,7 @@ def planned(
     `instead_of` is the plan that ran the same stream until now, because it was not compiled.
     """
     global _told
-    regions = [_region(r, nodes, homes) for r in made.regions]
+    regions = [_region(r, nodes, homes, device) for r in made.regions]
     key = repr(regions) if again else None
     with _lock:
         number = _numbers.get(key) if again else None
@@ -148,7 +151,7 @@ def _code(executable: Executable, computation: Computation) -> int:
     return found
 
 
-def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict[str, Any]:
+def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home], device: Device) -> dict[str, Any]:
     """One region of a plan in plain values: `lines` are [line, module, backward, {op: count}] in program order."""
     lines: dict[tuple[str, str, bool], collections.Counter[str]] = {}
     inner = 0
@@ -171,7 +174,7 @@ def _region(r: Region, nodes: Sequence[Node], homes: Mapping[int, Home]) -> dict
         "read_bytes": sum(nbytes_of(homes[v]) for v in r.inputs),
         "written_bytes": sum(nbytes_of(homes[v]) for v in r.outputs),
         "donated_bytes": sum(nbytes_of(homes[r.inputs[p]]) for p in r.donated),
-        "scratch_bytes": sum(map(nbytes_of, wanted(r, homes))) if r.how == "xla" else 0,
+        "scratch_bytes": sum(map(nbytes_of, wanted(r, homes, device))) if r.how == "xla" else 0,
         "inner_bytes": inner,
     }
 

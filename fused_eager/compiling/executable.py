@@ -11,26 +11,21 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import jaxlib
 import numpy as np
 
 from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.deferred import jax, xla_client
+from fused_eager.fusion_rules.platforms import variants
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..devices.device import Device
 from ..devices.home import Home
-from ..devices.host.heap import keep_blocks
-from ..devices.host.scratch import SCRATCH
-from ..log.events import LOG
-from ..xla import assigned, bytecode, device, enable_x64, options, with_libraries
-from .strip import strip
-from .subprocess_compiler import COMPILER, Refused, Unavailable
+from ..xla import assigned, device, enable_x64
 
 FORMAT = 1  # of the blobs; part of every key
-STRIPPED_WITH = ("0.6.2", "0.10.2", "0.11.2", "0.12.0.1")  # versions of jaxlib with which all tests of it have run
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +55,14 @@ class Executable:
 
 class NotPortable(Exception):
     """An executable that cannot be kept as bytes; the text says why."""
+
+
+class Abandoned(BaseException):
+    """The program ends, and what it wanted to be compiled is wanted no more. No error that anybody handles."""
+
+
+class Unavailable(Exception):
+    """It has to be compiled in this process; the text says why, where that is worth telling."""
 
 
 class Unloadable(Exception):
@@ -111,16 +114,16 @@ class Failure:
 
 
 def direct(
-    loaded: Any, outputs: Sequence[Home], rows: int, scratch: Sequence[Home] = (), on: Any = None
+    loaded: Any, outputs: Sequence[Home], rows: int, of: Device, scratch: Sequence[Home] = ()
 ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
     """The call of a loaded executable that returns `outputs` and `rows` rows of flags (one of zeros where it has none).
 
-    It finds the `scratch` memory that it takes beside its arguments by itself, and runs on the device `on`.
+    It runs on the device `of`, and asks that for the `scratch` memory that it takes beside its arguments.
 
     Nothing is checked but what XLA checks by itself: the number and the sizes of the arguments, and that none has been
     donated before.
     """
-    sharding = jax.sharding.SingleDeviceSharding(on or device())
+    sharding = jax.sharding.SingleDeviceSharding(of.xla)
 
     def handler(shape: tuple[int, ...], dtype: np.dtype) -> Any:
         aval = jax.core.ShapedArray(shape, dtype)
@@ -130,11 +133,10 @@ def direct(
         handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
         handlers.append(handler((max(rows, 1), 2), np.dtype(np.int64)))
     execute = loaded.execute_sharded
-    keep_blocks()
 
     def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         if scratch:
-            arrays = (*arrays, *[SCRATCH.take(home) for home in scratch])
+            arrays = (*arrays, *of.scratch(scratch))
         made = execute(arrays).consume_with_handlers(handlers)
         flags = made.pop()
         return made, flags
@@ -178,122 +180,40 @@ def _family(target: str) -> str | None:
     return next((family for family in _PREPARE if target.startswith(family)), None)
 
 
-def made_in_subprocess(lowered: Any, nice: int, on: Any = None) -> tuple[Any, Portable]:
-    """What XLA makes of JAX's `Lowered` of a region in a process of its own: the executable, and its bytes.
+def calls_out(families: tuple[str, ...]) -> bool:
+    """Whether functions of some families are not XLA's own."""
+    return any(_PREPARE[family] is not nothing for family in families)
+
+
+@variants
+def settle(lowered: Any, compiled: Any, on: Any) -> tuple[Any, Portable | NotPortable]:
+    """What JAX's `Lowered` and `Compiled` of a region have come to on a device of JAX's: the executable to be called,
+    and its bytes."""
+    fresh = compiled.runtime_executable()
+    try:
+        return fresh, as_portable(lowered, fresh, on.platform)
+    except NotPortable as why:
+        return fresh, why
+
+
+@variants
+def get_ready(nice: int) -> None:
+    """Something is about to be traced, and compiled in a process of its own if that can be."""
+
+
+@variants
+def made_in_subprocess(lowered: Any, nice: int, on: Any) -> tuple[Any, Portable]:
+    """The same, made by XLA in a process of its own.
 
     Raises:
         Unavailable: it has to be compiled in this process, and why.
-        JaxRuntimeError: XLA cannot compile it.
-        RuntimeError: as `settle`; or the process ended.
     """
-    try:
-        families = _families(lowered)
-    except NotPortable as why:
-        raise Unavailable("") from why  # what it calls is in this process
-    if any(_PREPARE[family] is not nothing for family in families) or (on or device()).platform != "cpu":
-        raise Unavailable("")
-    problem = unstripped()
-
-    def compile(library: dict[str, str]) -> bytes:
-        try:
-            return COMPILER.compile(program, options(library), not problem, nice)
-        except Refused as error:
-            raise jax.errors.JaxRuntimeError(str(error)) from None
-
-    try:
-        program = bytecode(lowered)
-        options({})
-    except (AttributeError, TypeError, ImportError) as error:
-        raise Unavailable(f"this version of JAX is not known: {error}") from error
-    portable = Portable(with_libraries(compile), families)
-    try:
-        loaded = portable.load(on)
-    except RuntimeError as error:
-        raise Unavailable(f"what was compiled apart cannot be loaded: {str(error)[:200]}") from error
-    _check_order(loaded)
-    return loaded, portable
+    raise Unavailable("")
 
 
-def settle(lowered: Any, compiled: Any, on: Any = None) -> tuple[Any, Portable | NotPortable]:
-    """What JAX's `Lowered` and `Compiled` of a region have come to: the executable to be called, and its bytes.
-
-    What is called was loaded from the bytes, as in every other process, for they are stripped, and what XLA has just
-    compiled keeps three times as much memory.
-
-    Raises:
-        RuntimeError: it takes or returns an array that lies otherwise in memory than by rows.
-    """
-    fresh = compiled.runtime_executable()
-    platform = (on or device()).platform
-    if platform == "cpu":
-        _check_order(fresh)
-    try:
-        whole = as_portable(lowered, fresh, platform)
-    except NotPortable as why:
-        return fresh, why
-    if platform != "cpu":
-        return fresh, whole
-    try:
-        problem = unstripped()
-        found = None if problem else _stripped(whole, fresh, on)
-    except (RuntimeError, LookupError) as error:  # XLA needs more of this one: nothing is lost but memory
-        problem, found = str(error)[:200], None
-    if problem:
-        LOG.count(f"executables that are not stripped: {problem}")
-    return found or (fresh, whole)
-
-
-def _check_order(fresh: Any) -> None:
-    """Homes on the host lie by rows, and are handed over by address: in any other order their numbers would be other
-    ones. (Elsewhere XLA hands its own arrays on, each in the order that it gives all of that shape.)"""
-    for kind in ("parameter", "output"):
-        for i, each in enumerate(getattr(fresh, f"get_{kind}_layouts", list)()):
-            order = tuple(each._xla_layout().minor_to_major())
-            if order != tuple(reversed(range(len(order)))):
-                raise RuntimeError(f"XLA lays {kind} {i} out in memory by the dimensions {order[::-1]}, not by rows")
-
-
-def _stripped(whole: Portable, fresh: Any, on: Any = None) -> tuple[Any, Portable] | None:
-    code = strip(whole.code, fresh.cost_analysis().get("flops", 0.0))
-    if code is None:
-        return None
-    portable = replace(whole, code=code)
-    return portable.load(on), portable
-
-
-@functools.cache
-def unstripped() -> str:
-    """Why this jaxlib's executables are left whole; empty if they are not.
-
-    With a version that the tests have not run with it is tried once: what XLA refuses to load is noticed each time, but
-    what it would refuse only when it runs, or compute wrongly, must not come to light in a program.
-    """
-    if jaxlib.__version__ in STRIPPED_WITH:
-        return ""
-    try:
-        with enable_x64(True), jax.default_device(device()):
-            compiled = jax.jit(_of_every_kind).lower(*[jax.ShapeDtypeStruct((48, 48), "float32")] * 2).compile()
-            arrays = [jax.device_put(np.linspace(-1, end, 48 * 48, dtype="float32").reshape(48, 48)) for end in (1, 2)]
-        fresh = compiled.runtime_executable()
-        found = _stripped(Portable(fresh.client.serialize_executable(fresh), ()), fresh)
-        if found is None:
-            return "nothing that is known is found in their bytes"
-        results = [each.execute_sharded(arrays).disassemble_into_single_device_arrays() for each in (fresh, found[0])]
-        whole, stripped = ([np.asarray(array).tobytes() for (array,) in outputs] for outputs in results)
-        return "" if whole == stripped else "one that was tried computed other values"
-    except Exception as error:  # whatever a version to come may raise
-        return f"one that was tried raised {type(error).__name__}: {str(error)[:200]}"
-
-
-def _of_every_kind(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-    """A program with loops, a reduction, a product, a sort, and writing in place."""
-    z = jax.lax.fori_loop(0, 3, lambda i, a: jax.numpy.sin(a) * y + a / (i + 1), jax.numpy.tanh(x @ y) * 2 + 1)
-    return z, (z * y).sum(0), jax.numpy.sort(z * y - 1, 0), x.at[1].set(jax.numpy.exp(y[0]) * 2 + 1), x[3] * 2 + y[1]
-
-
-def as_portable(lowered: Any, fresh: Any, platform: str = "cpu") -> Portable:
-    """What XLA has compiled, as bytes. Raises NotPortable."""
-    families = _families(lowered, platform)
+def as_portable(lowered: Any, fresh: Any, platform: str) -> Portable:
+    """What XLA has compiled for a platform, as bytes. Raises NotPortable."""
+    families = families_of(lowered, platform)
     try:
         # What was compiled for a target belongs to no client, and writes itself.
         code = fresh.client.serialize_executable(fresh) if hasattr(fresh, "client") else fresh.serialize()
@@ -302,7 +222,7 @@ def as_portable(lowered: Any, fresh: Any, platform: str = "cpu") -> Portable:
     return Portable(code, families)
 
 
-def _families(lowered: Any, platform: str = "cpu") -> tuple[str, ...]:
+def families_of(lowered: Any, platform: str) -> tuple[str, ...]:
     """The families of the functions that a program calls. Raises NotPortable where one is in none."""
     targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
     if platform == "tpu":  # its compiler takes in whatever it knows by name, and there is nothing else to call
@@ -336,9 +256,9 @@ def _text(**about: Any) -> bytes:
 
 
 def from_blobs(
-    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, scratch: Sequence[Home] = (), on: Any = None
+    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, of: Device, scratch: Sequence[Home] = ()
 ) -> Executable | Failure:
-    """What the verified blobs of a cache entry hold, to be run on the device `on`. Neither traces nor lowers.
+    """What the verified blobs of a cache entry hold, to be run on the device `of`. Neither traces nor lowers.
 
     Raises:
         Unloadable: nothing that this process can run.
@@ -350,8 +270,8 @@ def from_blobs(
         if "failed" in about:
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
-        loaded = Portable(blobs["executable"], tuple(about["families"])).load(on)
-        call = direct(loaded, outputs, len(checks), scratch, on)
+        loaded = Portable(blobs["executable"], tuple(about["families"])).load(of.xla)
+        call = direct(loaded, outputs, len(checks), of, scratch)
         return Executable(call, checks, float(about["seconds"]), name, needs=needs(loaded))
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         # RuntimeError is what XLA raises: JaxRuntimeError is one.

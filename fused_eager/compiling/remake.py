@@ -69,7 +69,7 @@ def prove(key: Key, blobs: Mapping[str, bytes], rounds: int = 3) -> str:
         computation = to_computation(key.parts["region"])
         region, homes = computation.region, computation.homes
         outputs = [homes[v] for v in region.outputs]
-        kept = from_blobs(blobs, outputs, "kept", wanted(region, homes))
+        kept = from_blobs(blobs, outputs, "kept", HOST, wanted(region, homes, HOST))
         with _default_dtype(key):
             made = build(computation, key.parts["check_bounds"]).executable
     except NodeFailed as failed:

@@ -28,8 +28,9 @@ from ..devices.device import Device
 from ..devices.host.device import HOST
 from ..planning import donation, forms, order, room
 from ..targets import topology
-from . import canonical, executable, strip, subprocess_compiler, xla_process
+from . import canonical, executable
 from . import compile as compiling
+from .xla_cpu import finishing, strip, subprocess_compiler, xla_process
 
 # JAX's options that change what is traced or how XLA compiles it.
 _JAX_OPTIONS = (
@@ -65,7 +66,8 @@ def lowering_digest() -> str:
         Unencodable: the source is not there to be read.
     """
     packages, modules = (fusion_rules, lowering), (
-        subprocess_compiler, canonical, compiling, donation, executable, forms, order, room, strip, xla, xla_process
+        *(canonical, compiling, donation, executable, finishing, forms, order, room, strip, subprocess_compiler, xla),
+        xla_process,
     )
     files: dict[Path, str] = {}
     for package in packages:

@@ -237,7 +237,8 @@ def template(now: Work, before: Work) -> Template:
         else:
             nodes[i] = node.with_parts(*parts)
     blocks = {v: _home(rows, home) if v in by_rows else home for v, home in homes.items()}
-    made = plan.make_plan(nodes, now.live, frozenset(), blocks, islands, now.config.max_region, now.reason)
+    most, room = now.config.max_region, now.device.room
+    made = plan.make_plan(nodes, now.live, frozenset(), blocks, islands, most, now.reason, room=room)
     alone = frozenset(islands)
     found = Template(nodes, alone, blocks, by_rows, loose, counted, len(rows.sizes), row, rows.block, made)
     if not (found.fits(now) and found.fits(before)):

@@ -60,6 +60,9 @@ class AcceleratorBuffer(Buffer):
         except RuntimeError as error:
             raise self.device.told(error, f"a tensor read at {site.describe(site.here())}") from error
 
+    def bind(self) -> None:
+        """Nothing: whoever reads it asks us."""
+
     def bury(self) -> None:
         """Nobody refers to the storage any more."""
         self.array = None

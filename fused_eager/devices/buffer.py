@@ -94,6 +94,10 @@ class Buffer(ABC):
         """Make an array of the value of a buffer that is at home."""
 
     @abstractmethod
+    def bind(self) -> None:
+        """Put the finished value where whoever reads the storage without us finds it. Waits for the device."""
+
+    @abstractmethod
     def bury(self) -> None:
         """Nobody refers to the storage any more."""
 

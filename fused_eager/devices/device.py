@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..xla import enable_x64
 from .buffer import Buffer, Table
+from .home import Home
 
 # Shape inference, ATen's rehearsals and the rules see every device's tensors as if they were the host's: what an op
 # returns is what it returns there.
@@ -33,7 +34,49 @@ def no_numbers(dtype: torch.dtype, on: Any) -> jax.Array:
         return jax.device_put(np.zeros(0, JAX_DTYPE[dtype]), on)
 
 
-class Device(ABC):
+class Housekeeping:
+    """What a device does for its memory around the runs of regions, under the runtime's lock: nothing, unless it says
+    otherwise."""
+
+    # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
+    # finds memory for all of them.
+    scratch_from: int | None = None
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that the temporaries of one region may take at once, as planning estimates them; None: any."""
+        return None
+
+    def lacks(self, needed: int) -> int | None:
+        """The bytes that are free, if a region that takes so many at once should not run; None if it may."""
+        return None
+
+    def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
+        """Memory for large results, to be donated at once."""
+        return []
+
+    def before_run(self) -> None:
+        """A stream is about to be run."""
+
+    def after_run(self) -> None:
+        """Its regions are under way."""
+
+    def compiled(self, long: bool) -> None:
+        """Regions have been compiled, which leaves memory behind; much of it if it took `long`."""
+
+    def turn(self) -> None:
+        """From here on memory is used in another way: torch alone, or regions again."""
+
+    def look(self, is_needed: Callable[[Buffer], bool], wait: Callable[[], None]) -> None:
+        """Called after each flush: it may look whether there is something to be given back.
+
+        Args:
+            is_needed: whether what was in a storage's own memory before its value may be asked for again.
+            wait: waits until all that has been started is done.
+        """
+
+
+class Device(Housekeeping, ABC):
     """A device whose tensors are recorded.
 
     `name` is for people and events; `table` holds the buffers of its storages, by address.
@@ -82,3 +125,8 @@ class Device(ABC):
     def told(self, error: Exception, where: str) -> Exception:
         """What the program is told of an error that came of running `where`, ops with their line."""
         return error
+
+    def borrow(self, address: int, home: Home, anew: bool) -> jax.Array:
+        """The value in the host's memory at an address, in place: an array of its own with `anew`, or else one that
+        nobody may donate. The caller keeps the memory."""
+        raise AssertionError(f"{self.name} has no values in the host's memory")

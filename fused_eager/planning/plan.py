@@ -100,6 +100,7 @@ def make_plan(
     end: Reason,
     everything: bool = False,
     kept: Mapping[int, int] | None = None,
+    room: int | None = None,
 ) -> Plan:
     """Plan a stream.
 
@@ -114,9 +115,10 @@ def make_plan(
         everything: run nodes that nothing depends on too, as eager does: they may raise.
         kept: of a stream that makes checks, the donatable inputs that tensors go back to if one fails, each with the
             last value that was written over it.
+        room: bytes that the temporaries of a region may take at once; None: any.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
-    groups = _group(nodes, needed, live, homes, islands, max_region, end)
+    groups = _group(nodes, needed, live, homes, islands, max_region, end, room)
     return _connect(nodes, groups, live, donatable, homes, kept or {})
 
 
@@ -177,6 +179,7 @@ def _group(
     islands: Mapping[int, str],
     max_region: int,
     end: Reason,
+    room: int | None,
 ) -> list[Group]:
     groups: list[Group] = []
     level: dict[int, int] = {}
@@ -201,7 +204,9 @@ def _group(
     for at in range(top + 1):
         members: list[int] = []
         repeated = repeats.boundaries(nodes, xla[at], homes)
-        crowded = temporaries.boundaries(nodes, xla[at], homes, handed_out, repeated)
+        crowded: dict[int, str] = {}
+        if room is not None:
+            crowded = temporaries.boundaries(nodes, xla[at], homes, handed_out, repeated, room)
         for i in xla[at]:
             refusal = refuse(Candidate(len(members), max_region, repeated.get(i, ""), crowded.get(i, "")))
             if refusal is not None:

@@ -24,17 +24,11 @@ from itertools import pairwise
 import numpy as np
 
 from ..devices.home import Home, nbytes_of
-from ..devices.host.heap import keep_blocks
 from ..tracing.stream import Node
 from .order import operands
 from .repeats import is_heavy
 
 TURNING = 3  # steps that an operand is turned in: something to begin with, the loop, and what comes out of it
-
-
-def room() -> int:
-    """Bytes that a region may take, by the estimate: five eighths of what glibc keeps, for XLA may take more."""
-    return keep_blocks() * 5 // 8
 
 
 def boundaries(
@@ -43,6 +37,7 @@ def boundaries(
     homes: Mapping[int, Home],
     handed_out: Collection[int],
     cuts: Collection[int],
+    most: int,
 ) -> dict[int, str]:
     """Where to cut a region of `members`: the first node after each cut, and what for, in words.
 
@@ -52,8 +47,8 @@ def boundaries(
         homes: dtype and shape of every value.
         handed_out: values that are needed elsewhere, so that they are no temporaries.
         cuts: nodes in front of which it is cut already.
+        most: bytes that a region may take.
     """
-    most = room()
     last = {v: p for p, i in enumerate(members) for v in operands(nodes[i])}  # who reads it
     if 2 * sum(nbytes_of(homes[v]) for v in last) <= most:
         return {}

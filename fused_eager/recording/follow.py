@@ -29,7 +29,6 @@ from .pending import (
     may_overlap,
     native_input,
     new_tensor,
-    open_native,
     restore,
     returned,
     state_of,
@@ -107,7 +106,7 @@ def follow(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         for i, result in zip(call.written, results[len(fresh) :], strict=True):
             target = found[i]
             if target is None:
-                target = open_native(storage_of(tensors[i]))
+                target = native.open_native(storage_of(tensors[i]))
             undo.append((target, state_of(target)))
             make_pending(stream, target, result.vid, result.home)
         stream.vids = step.vids

@@ -9,8 +9,8 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..devices.buffer import LOCK
-from ..devices.host.buffers import TABLE
+from ..devices.buffer import LOCK, Buffer
+from ..devices.host.buffers import TABLE, open_buffer
 from ..devices.storage import alias, has_memory, offset_of, storage_of, swap_memory
 from ..log import site
 from ..log.reasons import Reason
@@ -18,6 +18,8 @@ from ..quiet import call, through, unobserved
 from ..running import run
 from ..running.arguments import import_native
 from ..running.island import tell, view
+from ..running.materialize import materialize as materialize_buffer
+from ..running.materialize import materialize_all
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import STREAMS, NativeInput, Stream
 
@@ -56,7 +58,14 @@ def hand_over(storage: torch.UntypedStorage) -> None:
         for item in reader.natives.pop(storage._cdata, {}).values():
             if item.array is None:
                 with unobserved():
-                    item.array = import_native(item)
+                    item.array = import_native(item, reader.device)
+
+
+def open_native(storage: torch.UntypedStorage, ahead: bool = False) -> Buffer:
+    """The buffer of a storage that has been native and is about to become pending; `ahead`: nobody has its memory."""
+    if not ahead:
+        hand_over(storage)
+    return open_buffer(storage, born_native=True)
 
 
 def is_awaited(cdata: int) -> bool:
@@ -86,17 +95,17 @@ def materialize(args: Any, reason: Reason) -> None:
         if isinstance(t, torch.UntypedStorage):  # the source of a `set_`
             b = TABLE.get(t._cdata)
             if b is not None:
-                run.materialize(b, reason)
+                materialize_buffer(b, reason)
         if not isinstance(t, torch.Tensor):
             continue
         if t.is_nested or t.layout is not torch.strided:
-            run.materialize_all(reason)  # its components are tensors that we do not see
+            materialize_all(reason)  # its components are tensors that we do not see
             continue
         if not torch._C._has_storage(t):
             continue
         b = TABLE.get(storage_of(t)._cdata)
         if b is not None:
-            run.materialize(b, reason)
+            materialize_buffer(b, reason)
 
 
 def run_tiny(info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:

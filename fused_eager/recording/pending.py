@@ -11,7 +11,6 @@ from fused_eager.fusion_rules.lowering import map_leaves
 
 from ..devices.buffer import Buffer
 from ..devices.home import Home
-from ..devices.host import buffers
 from ..devices.storage import offset_of, pointer_of, storage_of
 from ..log.reasons import Reason
 from ..running import run
@@ -98,13 +97,6 @@ def native_input(stream: Stream, storage: torch.UntypedStorage, home: Home, offs
 def state_of(b: Buffer) -> State:
     """All that `make_pending` changes."""
     return b.stream, b.epoch, b.vid, b.home, b.array, b.previous, b.error
-
-
-def open_native(storage: torch.UntypedStorage, ahead: bool = False) -> Buffer:
-    """The buffer of a storage that has been native and is about to become pending; `ahead`: nobody has its memory."""
-    if not ahead:
-        native.hand_over(storage)
-    return buffers.open_buffer(storage, born_native=True)
 
 
 def make_pending(stream: Stream, buffer: Buffer, vid: int, home: Home) -> None:

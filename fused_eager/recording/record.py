@@ -38,7 +38,6 @@ from .pending import (
     make_pending,
     native_input,
     new_tensor,
-    open_native,
     refusal,
     restore,
     returned,
@@ -98,7 +97,7 @@ def defer(stream: Stream, call: Call, tensors: list[Tensor], results: Sequence[R
         storage = storage_of(tensors[i])
         buffer = stream.device.buffer(storage)
         if buffer is None:
-            buffer = open_native(storage, stream.ahead)
+            buffer = native.open_native(storage, stream.ahead)
         undo.append((buffer, state_of(buffer)))
         make_pending(stream, buffer, result.vid, result.home)
     return returned(call.template, fresh, tensors)

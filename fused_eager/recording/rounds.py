@@ -21,7 +21,7 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..devices.host.buffers import buffer_of
+from ..devices.host.device import HOST
 from ..devices.storage import has_memory, storage_of
 from ..log import site
 from ..tracing.opinfo import OpInfo
@@ -41,7 +41,7 @@ def comes_again(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any])
 def _is_pending(value: Any) -> bool:
     if not _has_storage(value):
         return False
-    found = buffer_of(value)
+    found = HOST.buffer(storage_of(value))
     return found is not None and found.stream is not None
 
 

@@ -31,6 +31,7 @@ from ..devices.host.buffers import TABLE, HostBuffer
 from ..devices.storage import offset_of, storage_of
 from ..log.reasons import Reason
 from ..running import run
+from ..running.materialize import materialize
 from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described
 from ..tracing.opinfo import OpInfo
@@ -71,7 +72,7 @@ def fetch(stream: Stream, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
         b = TABLE.get(storage_of(t)._cdata)
         if b is not None and b.stream is not stream and not b.is_at_home:
-            run.materialize(b, Reason("region.new"))
+            materialize(b, Reason("region.new"))
 
 
 def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:

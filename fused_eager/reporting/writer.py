@@ -25,9 +25,9 @@ import warnings
 from typing import Any
 
 from ..config import OPTIONS, Config, OptionError, spell
-from ..devices.host.heap import resident
 from ..log import site
 from ..log.events import LOG, Event
+from ..process import resident
 from .schema import VERSION
 
 EVERY = 0.5  # seconds between writes

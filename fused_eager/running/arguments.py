@@ -11,12 +11,10 @@ import torch
 from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.device import Device
-from ..devices.host.borrow import borrow, borrow_again
 from ..devices.host.device import HOST
 from ..devices.storage import pointer_of
 from ..planning.plan import Region
 from ..tracing.stream import NativeInput, Node
-from ..xla import device
 
 
 def as_array(value: Any, of: Device = HOST) -> jax.Array:
@@ -24,11 +22,10 @@ def as_array(value: Any, of: Device = HOST) -> jax.Array:
     return of.put(value) if isinstance(value, torch.Tensor) else value
 
 
-def import_native(item: NativeInput, anew: bool = True) -> jax.Array:
+def import_native(item: NativeInput, of: Device, anew: bool = True) -> jax.Array:
     """The array over a native input's memory, which the caller keeps alive. One of its own where it may be donated, for
     that ends it for whoever has it."""
-    address = pointer_of(item.storage) + item.offset
-    return borrow(address, item.home, device()) if anew else borrow_again(address, item.home, device())
+    return of.borrow(pointer_of(item.storage) + item.offset, item.home, anew)
 
 
 def numbers(

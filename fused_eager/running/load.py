@@ -18,7 +18,7 @@ from fused_eager.fusion_rules.rule import rule_for
 from ..bounded import Bounded
 from ..choosing.hotness import SKELETONS
 from ..choosing.segment import Pieces
-from ..compiling import background, emit, lengths
+from ..compiling import background, emit, lengths, mappings
 from ..compiling.background import Waiting
 from ..compiling.caching import forget_loaded, keeper, settings
 from ..compiling.compile import MEMORY as EXECUTABLES
@@ -26,7 +26,6 @@ from ..compiling.compile import Computation, Executable, load_or_compile
 from ..compiling.ready import Ready
 from ..config import Config
 from ..devices.home import Home
-from ..devices.host import heap, mappings
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -65,7 +64,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
             found = ready.meet(stream.backoff)
             if found.shapes is None:  # regions come next, and take memory of their own
-                heap.WATCH.turn()
+                device.turn()
         else:
             work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default(), device)
             for watch in WATCHERS:
@@ -100,9 +99,7 @@ class Kept:
         if work.donatable and any(r.how != "xla" for r in ready.plan.regions):
             # What an island raises leaves what was to be overwritten as it is.
             ready = _make_ready(replace(work, donatable=frozenset()))
-        if time.perf_counter() - began > LONG:
-            heap.give_back()
-        heap.WATCH.stir()
+        work.device.compiled(time.perf_counter() - began > LONG)
         self.keep(ready)
         return ready
 
@@ -194,9 +191,7 @@ def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> R
         raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
     seconds = time.perf_counter() - began
     SKELETONS.compiled(skeleton, seconds)
-    if seconds > LONG:
-        heap.give_back()
-    heap.WATCH.stir()  # what has been freed meanwhile
+    work.device.compiled(seconds > LONG)
     return ready
 
 
@@ -222,7 +217,7 @@ def forget() -> None:
 
 
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
-    nodes, homes, config = work.nodes, work.homes, work.config
+    nodes, homes, config, device = work.nodes, work.homes, work.config, work.device
     ahead: dict[int, str] = {}
     if config.validates:
         validate.recorded(nodes, homes)
@@ -234,11 +229,13 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         islands.update(ahead)
         checked = any(plan.may_check(n) for n in nodes)  # type: ignore[index]
         donatable, kept = work.donatable, None
-        if checked and work.device.has_memory:
+        if checked and device.has_memory:
             donatable = frozenset()
         elif checked:
             kept = donation.last_written(nodes, work.live, donatable)
-        made = plan.make_plan(nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept)
+        made = plan.make_plan(
+            nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=device.room
+        )
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)
         try:
@@ -257,7 +254,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
                 continue
         if config.log == "plans":
             print(made, flush=True)
-        number = emit.planned(made, nodes, homes, executables, instead_of=meanwhile)
+        number = emit.planned(made, nodes, homes, executables, instead_of=meanwhile, device=device)
         commits = tuple([_committed(r, kept) for r in made.regions]) if kept else ()
         return Ready(made, executables, checked, number, commits if any(commits) else (), pieces=pieces)
 
@@ -307,7 +304,7 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
         return replace(_make_ready(singly, before), shapes=shapes, unstable=True)
     islands = dict.fromkeys(range(len(nodes)), code)
     made = plan.make_plan(nodes, work.live, frozenset(), homes, islands, len(nodes), why, everything=True)
-    number = emit.planned(made, nodes, homes, again=True, instead_of=before)
+    number = emit.planned(made, nodes, homes, again=True, instead_of=before, device=work.device)
     unstable = code == "region.unstable" or (code == "region.budget" and work.config.mode == "fused")
     if unstable:
         LOG.count("unstable stream")

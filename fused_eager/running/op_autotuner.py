@@ -159,8 +159,9 @@ def _through_xla(
     loaded = portable.load(device)
     given = [*inputs, torch.tensor(floats, dtype=torch.float64), torch.tensor(ints, dtype=torch.int64)]
     arrays = [to_array(t, device) for t in given]
-    room = [to_array(torch.zeros(shape, dtype=dtype), device) for dtype, shape in wanted(call.region, call.homes)]
-    places = roomless(call.region, call.homes)
+    large = wanted(call.region, call.homes, settings.device)
+    room = [to_array(torch.zeros(shape, dtype=dtype), device) for dtype, shape in large]
+    places = roomless(call.region, call.homes, settings.device)
 
     def run() -> None:
         made = [array for (array,) in loaded.execute_sharded([*arrays, *room]).disassemble_into_single_device_arrays()]

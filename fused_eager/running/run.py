@@ -1,6 +1,6 @@
 """Running: a flush plans the stream, runs the regions in order and hands the values to the buffers that still live.
 
-XLA returns before the work is done, so a flush does not wait; `materialize` does, for one buffer. What only run time
+XLA returns before the work is done, so a flush does not wait. What only run time
 can reveal (an index out of range) comes back as flags, which are looked at before anything is read, and before memory
 is given away that would be needed to undo.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,13 @@ from ..compiling.compile import Computation, Executable, Settings, load_or_compi
 from ..compiling.ready import Ready
 from ..devices.buffer import LOCK, Buffer, dead, sweep
 from ..devices.dlpack import to_tensor
-from ..devices.host import buffers, free
-from ..devices.host.buffers import TABLE
-from ..devices.host.heap import WATCH
-from ..devices.host.scratch import SCRATCH
 from ..devices.storage import alias
 from ..log.reasons import Reason
 from ..planning.plan import Region
 from ..quiet import uncompiled, unobserved
 from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
-from . import release_pages, validate, verify
+from . import validate, verify
 from .arguments import as_array, import_native, numbers
 from .deferred_checks import DEFERRED, Run, check, lost, undo, wait
 from .island import named, run_nodes, tell
@@ -75,7 +71,7 @@ class Execution:
             if isinstance(item, NativeInput):
                 self.launch.reading[item.storage._cdata] = item.storage
                 if item.array is None:
-                    self.values[item.vid] = import_native(item, anew=item.vid in donatable)
+                    self.values[item.vid] = import_native(item, stream.device, item.vid in donatable)
 
     def advance(self) -> None:
         """Run the regions that have not been run."""
@@ -88,8 +84,7 @@ class Execution:
                 watch.begin(region)
             if not (region.outputs and all(v in self.values for v in region.outputs)):
                 try:
-                    large = executable is not None and executable.needs > free.ASKED
-                    if large and self._is_too_large(region, executable):  # type: ignore[arg-type]
+                    if executable is not None and self._is_too_large(region, executable):
                         executable = None
                     if executable is None or any(v not in self.values for v in region.inputs):
                         # Node by node, what does not depend on a failure goes on.
@@ -108,7 +103,7 @@ class Execution:
 
     def _is_too_large(self, region: Region, executable: Executable) -> bool:
         """Whether a region needs more memory at once than there is, so that ATen is to run it, op by op."""
-        there = free.lacks(executable.needs)
+        there = self.device.lacks(executable.needs)
         if there is None:
             return False
         needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
@@ -149,6 +144,15 @@ def run_alone(computation: Computation, inputs: Sequence[torch.Tensor]) -> list[
     return [to_tensor(o) for o in outputs]
 
 
+def is_needed(b: Buffer) -> bool:
+    """Whether the value that was in a storage's own memory may be asked for again: by what is pending, or what has
+    failed and is undone."""
+    for stream in STREAMS:
+        if stream.unfinished or any(isinstance(i, NativeInput) and i.storage is b.storage for i in stream.inputs):
+            return True
+    return any(of is b and origin is None for r in DEFERRED.runs for of, _, _, origin in r.assigned)
+
+
 READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops go on so
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
 
@@ -179,9 +183,8 @@ def flush(stream: Stream, reason: Reason) -> None:
                     _finish(stream)
                 finally:
                     emit.flushed(reason, execution.ready, nodes, began)
-                    SCRATCH.drop()
-            WATCH.look()
-            release_pages.WATCH.look()
+                    stream.device.after_run()
+            stream.device.look(is_needed, wait)
         elif stream.inputs:
             stream.reset()
 
@@ -210,7 +213,7 @@ def withdraw(stream: Stream, error: Exception) -> None:
             stream.reset()
 
 
-def _needs(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
+def values_needed(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[tuple[Buffer, int]]]:
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
     table = stream.device.table
@@ -242,7 +245,7 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
     """End a shadowed stream: all has been run, in so many seconds. Its results stay at home, and are taken for values
     on the device, for what comes next is to be recorded as it will be when this stream is compiled.
     """
-    live, donatable, assigned = _needs(stream)
+    live, donatable, assigned = values_needed(stream)
     try:
         ready = load(stream, live, donatable, reason)
         if ready.shapes is not None:
@@ -253,25 +256,14 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
         for b, _ in assigned:
             b.stream, b.maker = None, stream.thread
             if b.born_native:
-                TABLE.pop(b.cdata, None)
+                b.table.pop(b.cdata, None)
         stream.reset()
     return ready
 
 
-def give_up(stream: Stream) -> None:
-    """End a shadowed stream in the middle: nothing is planned for it, and its results are at home."""
-    with LOCK, unobserved():
-        ALLOWANCE.give_up(stream)
-        _, _, assigned = _needs(stream)
-        for b, _ in assigned:
-            b.stream, b.maker = None, stream.thread
-        stream.reset()
-    materialize_all(Reason("region.new"), only=stream)
-
-
 def _prepare(stream: Stream, reason: Reason) -> Execution:
-    SCRATCH.collect()
-    live, donatable, assigned = _needs(stream)
+    stream.device.before_run()
+    live, donatable, assigned = values_needed(stream)
     ready = load(stream, live, donatable, reason)
     gives = ready.commits or (donatable and not ready.checked)
     if DEFERRED.runs and (len(DEFERRED.runs) >= UNVERIFIED or gives):
@@ -347,107 +339,8 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
     return value
 
 
-def materialize(b: Buffer, reason: Reason) -> None:
-    """Make a buffer's storage native: its value computed, checked, and in its memory.
-
-    Raises:
-        LostValue: an op that it depends on has failed.
-        IndexError, ...: a check of something that was run before failed.
-    """
-    began = emit.begin()
-    _materialize(b, reason)
-    emit.synced(reason, began)
-
-
-def _materialize(b: Buffer, reason: Reason) -> None:
-    # From here to the end nobody may record: what is flushed could be pending again, or another thread have settled it.
-    with LOCK:
-        if TABLE.get(b.cdata) is not b:
-            return
-        if isinstance(b.stream, Stream):
-            flush(b.stream, reason)
-        for stream in STREAMS:
-            # Pending reads of this value hold the memory that is about to be opened for writing.
-            if b.cdata in stream.reads or (stream.inputs and _reads_memory(stream, b.cdata)):
-                flush(stream, reason)
-        if (b.error is None and b.array is not None) or DEFERRED.owed:
-            check()
-        if b.error is not None:
-            raise lost(b)
-        if b.is_at_home:
-            TABLE.pop(b.cdata, None)
-            return
-        with unobserved():
-            if DEFERRED.is_reading(b.cdata):
-                wait()
-            buffers.bind(b)
-
-
-def _reads_memory(stream: Stream, cdata: int) -> bool:
-    """Whether pending ops of a stream are to read native memory that another stream's value is about to go to."""
-    return any(isinstance(i, NativeInput) and i.storage._cdata == cdata for i in stream.inputs)
-
-
-def materialize_all(reason: Reason, only: Stream | None = None, made: bool = False) -> None:
-    """Bind every buffer that lives, of all streams or without those pending in others than `only`; with `made`, only
-    what the ops of that one's thread have made.
-
-    Raises:
-        Exception: the first failure, after everything else has been bound. A lost buffer stays lost.
-    """
-    if not TABLE and DEFERRED.is_empty:
-        return
-    sweep(TABLE)  # what is dead is nothing to wait for
-    began = emit.begin()
-    with LOCK:
-        busy = any(b.error is None and (b.stream is None or only in (None, b.stream)) for b in TABLE.values())
-        pending = {id(b.stream): b.stream for b in TABLE.values() if isinstance(b.stream, Stream)}
-    errors: list[Exception] = []
-
-    def attempt(step: Callable[..., None], *args: Any) -> None:
-        try:
-            step(*args)
-        except Exception as error:
-            errors.append(error)
-
-    for stream in pending.values():
-        if only in (None, stream):
-            attempt(flush, stream, reason)
-    sweep(TABLE)
-    attempt(check)
-    with LOCK:
-        computed = [b for b in TABLE.values() if b.error is None and b.stream is None]
-    if only is not None and made:
-        computed = [b for b in computed if b.maker == only.thread]
-    for b in computed:
-        attempt(_materialize, b, reason)
-    if not made:
-        wait()
-    if busy:
-        emit.synced(reason, began)
-    if errors:
-        raise errors[0]
-
-
-def take_over() -> None:
-    """What ATen ran alone is recorded again: what it has left goes back before regions take memory of their own."""
-    with LOCK:
-        WATCH.turn()
-
-
-def hand_over(reason: Reason, only: Stream | None = None) -> None:
-    """ATen goes on alone: bind everything, as `materialize_all` does, and keep no memory for regions to come."""
-    recorded = bool(TABLE)  # since it was last handed over
-    materialize_all(reason, only)
-    with LOCK:
-        SCRATCH.forget()
-        if recorded:
-            WATCH.turn()
-
-
 # The first line: what other modules know from here of `deferred_checks`.
 __all__ = [
     *("DEFERRED", "check", "lost", "wait"),
-    *("compute", "flush", "give_up", "hand_over", "peek", "run_ahead", "run_alone", "materialize", "materialize_all"),
-    *("take_over", "withdraw"),
+    *("compute", "flush", "peek", "run_ahead", "run_alone", "values_needed", "withdraw"),
 ]

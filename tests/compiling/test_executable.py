@@ -24,6 +24,7 @@ from fused_eager.compiling.executable import (
     settle,
     to_blobs,
 )
+from fused_eager.devices.host.device import HOST
 from fused_eager.xla import device, enable_x64
 
 OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]
@@ -58,12 +59,12 @@ def same(got: Any, expected: Any) -> None:
 
 def test_the_direct_call_returns_what_jax_s_own_does() -> None:
     _, compiled = made()
-    same(direct(compiled.runtime_executable(), OUTPUTS, 2)(*arguments()), compiled(*arguments()))
+    same(direct(compiled.runtime_executable(), OUTPUTS, 2, HOST)(*arguments()), compiled(*arguments()))
 
 
 def test_donated_arguments_are_taken_and_refused_afterwards() -> None:
     _, compiled = made((0,))
-    call, args = direct(compiled.runtime_executable(), OUTPUTS, 2), arguments()
+    call, args = direct(compiled.runtime_executable(), OUTPUTS, 2, HOST), arguments()
     call(*args)
     assert args[0].is_deleted() and not args[1].is_deleted()
     with pytest.raises(RuntimeError, match="deleted or donated"):
@@ -71,7 +72,7 @@ def test_donated_arguments_are_taken_and_refused_afterwards() -> None:
 
 
 def test_arguments_of_other_sizes_are_refused() -> None:
-    call, args = direct(made()[1].runtime_executable(), OUTPUTS, 2), arguments()
+    call, args = direct(made()[1].runtime_executable(), OUTPUTS, 2, HOST), arguments()
     for wrong in ([args[0][:2], args[1]], args[:1], [*args, args[1]]):
         with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
             call(*wrong)
@@ -79,8 +80,8 @@ def test_arguments_of_other_sizes_are_refused() -> None:
 
 def test_bytes_come_back() -> None:
     lowered, compiled = made((0,))
-    blobs = to_blobs(settle(lowered, compiled)[1], checked(None))
-    again = from_blobs(blobs, OUTPUTS, "it")
+    blobs = to_blobs(settle(lowered, compiled, device())[1], checked(None))
+    again = from_blobs(blobs, OUTPUTS, "it", HOST)
     assert isinstance(again, Executable)
     assert (again.checks, again.seconds, again.name) == (checked(None).checks, 1.5, "it")
     args = arguments()
@@ -90,7 +91,7 @@ def test_bytes_come_back() -> None:
 
 def test_a_failure_comes_back() -> None:
     failure = Failure(3, "it has no lowering")
-    assert from_blobs(executable.failure_blobs(failure), [], "") == failure
+    assert from_blobs(executable.failure_blobs(failure), [], "", HOST) == failure
 
 
 def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
@@ -102,9 +103,9 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
 
     with enable_x64(True):
         lowered = jax.jit(by_pixels).lower(jax.ShapeDtypeStruct(shape, "float32"))
-    blobs = to_blobs(settle(lowered, lowered.compile())[1], checked(None))
+    blobs = to_blobs(settle(lowered, lowered.compile(), device())[1], checked(None))
     outputs = [(torch.float32, shape), (torch.float32, (4, 5, 5, 3))]
-    loaded = from_blobs(blobs, outputs, "it")
+    loaded = from_blobs(blobs, outputs, "it", HOST)
     assert isinstance(loaded, Executable)
     x = np.arange(300, dtype="float32").reshape(shape)
     np.testing.assert_array_equal(loaded.call(jnp.asarray(x))[0][1], x.transpose(0, 2, 3, 1) * 2)
@@ -121,20 +122,20 @@ def test_what_does_not_lie_by_rows_is_refused() -> None:
         function = jax.jit(lambda x: [x + 1, x * 2], out_shardings=[by_rows, other])
         lowered = function.lower(jax.ShapeDtypeStruct((4, 3, 5, 5), "float32"))
     with pytest.raises(RuntimeError, match=r"output 1 out in memory by the dimensions \(3, 2, 1, 0\), not by rows"):
-        settle(lowered, lowered.compile())
+        settle(lowered, lowered.compile(), device())
 
 
 def test_python_callbacks_are_not_portable() -> None:
     shape = jax.ShapeDtypeStruct((2,), "float32")
     lowered = jax.jit(lambda x: jax.pure_callback(lambda a: a, shape, x)).lower(shape)
     with pytest.raises(NotPortable, match="callback"):
-        to_blobs(settle(lowered, lowered.compile())[1], checked(None))
+        to_blobs(settle(lowered, lowered.compile(), device())[1], checked(None))
 
 
 @pytest.mark.parametrize("code", [b"", b"nonsense", None])
 def test_what_is_no_machine_code_is_unloadable(code: bytes | None) -> None:
     lowered, compiled = made()
-    blobs = to_blobs(settle(lowered, compiled)[1], checked(None))
+    blobs = to_blobs(settle(lowered, compiled, device())[1], checked(None))
     blobs["executable"] = blobs["executable"][: len(blobs["executable"]) // 2] if code is None else code
     with pytest.raises(Unloadable):
-        from_blobs(blobs, OUTPUTS, "")
+        from_blobs(blobs, OUTPUTS, "", HOST)

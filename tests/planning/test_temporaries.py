@@ -12,19 +12,22 @@ from torch import nn
 
 from fused_eager import fused_eager, xla
 from fused_eager.devices.home import Home
+from fused_eager.devices.host.device import HOST, Host
 from fused_eager.planning.plan import Plan, make_plan, validate
-from fused_eager.planning.temporaries import boundaries, room
+from fused_eager.planning.temporaries import boundaries
 from fused_eager.running import load
 from fused_eager.tracing.stream import Node
 from tests.streams import END, aten, events, node
 
-QUARTER: Home = (torch.float32, (room() // 16,))  # there is room for four of these
+assert HOST.room is not None
+ROOM = HOST.room
+QUARTER: Home = (torch.float32, (ROOM // 16,))  # there is room for four of these
 TANH, PRODUCT = aten.tanh.default, aten.mm.default
 
 
 def plan_of(nodes: list[Node], live: list[int]) -> Plan:
     homes = {0: QUARTER, **{r.vid: r.home for n in nodes for r in n.results}}
-    made = make_plan(nodes, frozenset(live), frozenset(), homes, {}, 10_000, END)
+    made = make_plan(nodes, frozenset(live), frozenset(), homes, {}, 10_000, END, room=ROOM)
     validate(made, nodes, frozenset(live))
     return made
 
@@ -66,8 +69,8 @@ def test_what_is_read_beyond_a_cut_is_no_temporary() -> None:
     reads = [(0, PRODUCT)] * 8 + [(i, PRODUCT) for i in range(1, 9)] + [(i, TANH) for i in range(1, 9)]
     nodes = [node(i + 1, [read], op, home=QUARTER) for i, (read, op) in enumerate(reads)]
     homes = dict.fromkeys(range(25), QUARTER)
-    assert boundaries(nodes[:16], range(16), homes, range(9, 17), ())
-    assert not boundaries(nodes, range(24), homes, range(9, 25), [16])
+    assert boundaries(nodes[:16], range(16), homes, range(9, 17), (), ROOM)
+    assert not boundaries(nodes, range(24), homes, range(9, 25), [16], ROOM)
 
 
 def test_a_chain_of_pointwise_ops_stays_whole_however_large() -> None:
@@ -124,7 +127,7 @@ def test_a_training_step_is_trained_in_parts_that_take_no_more(name: str, monkey
     most, allowed = max(taken), 4 * math.prod(shape) * 8  # bytes of four values of the net
     load.forget()
     taken.clear()
-    monkeypatch.setattr("fused_eager.planning.temporaries.room", lambda: allowed * 3 // 4)
+    monkeypatch.setattr(Host, "room", allowed * 3 // 4)
     with events("plan") as seen, fused_eager(mode="fused", compiler="thread"):
         ours = train()
     assert any("region.memory" in str(e.data) for e in seen)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fused_eager import LostValue, fused_eager, sync
+from fused_eager.devices.host.buffers import HostBuffer
 from fused_eager.devices.host.device import Host
 from fused_eager.running import deferred_checks, load, run
 
@@ -66,8 +67,8 @@ STEPS: dict[str, tuple[Any, str]] = {
     "islands": (run, "run_nodes"),
     "check": (run, "check"),
     "wait": (run, "wait"),
-    "bind": (run.buffers, "bind"),
-    "sweep": (run.buffers, "sweep"),
+    "bind": (HostBuffer, "bind"),
+    "sweep": (run, "sweep"),
 }
 
 

@@ -20,6 +20,7 @@ from . import trap, unwritten
 from .scratch import SCRATCH
 
 TABLE: Table = {}
+COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
 
 
 class HostBuffer(Buffer):
@@ -52,6 +53,32 @@ class HostBuffer(Buffer):
                 swap_memory(self.storage, storage_of(value))
             raise
 
+    def bind(self) -> None:
+        """Put a finished value into its storage and open the storage for everybody. Waits for the device.
+
+        A storage that was native before keeps its address and receives a copy; one that was born pending takes over the
+        device's memory.
+        """
+        array = self.array
+        assert array is not None
+        value = to_tensor(array)
+        trap.disarm(self.storage)
+        nbytes = self.storage.nbytes()
+        if nbytes == 0:
+            pass
+        elif self.born_native or nbytes != value.numel() * value.dtype.itemsize:
+            _give_memory(self.storage)
+            alias(self.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
+        elif nbytes <= COPIED:
+            own = torch.empty(value.shape, dtype=value.dtype).copy_(value)
+            swap_memory(self.storage, storage_of(own))
+        else:
+            swap_memory(self.storage, storage_of(value))
+            self.storage._fused_eager_memory = True  # type: ignore[attr-defined]
+            SCRATCH.lend(array, self.storage)
+        TABLE.pop(self.cdata, None)
+        self.array = None
+
     def bury(self) -> None:
         """Nobody refers to the storage any more."""
         SCRATCH.bury(self)
@@ -72,37 +99,7 @@ def open_buffer(storage: torch.UntypedStorage, born_native: bool) -> Buffer:
     return found
 
 
-COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
-
-
 def _give_memory(storage: torch.UntypedStorage) -> None:
     """Let a storage that is not trapped have memory, if it has only addresses."""
     if unwritten.holds(storage):
         swap_memory(storage, storage_of(torch.empty(storage.nbytes(), dtype=torch.uint8)))
-
-
-def bind(buffer: Buffer) -> None:
-    """Put a finished value into its storage and open the storage for everybody. Waits for the device.
-
-    A storage that was native before keeps its address and receives a copy; one that was born pending takes over the
-    device's memory.
-    """
-    array = buffer.array
-    assert array is not None
-    value = to_tensor(array)
-    trap.disarm(buffer.storage)
-    nbytes = buffer.storage.nbytes()
-    if nbytes == 0:
-        pass
-    elif buffer.born_native or nbytes != value.numel() * value.dtype.itemsize:
-        _give_memory(buffer.storage)
-        alias(buffer.storage, 0, (value.dtype, tuple(value.shape))).copy_(value)
-    elif nbytes <= COPIED:
-        own = torch.empty(value.shape, dtype=value.dtype).copy_(value)
-        swap_memory(buffer.storage, storage_of(own))
-    else:
-        swap_memory(buffer.storage, storage_of(value))
-        buffer.storage._fused_eager_memory = True  # type: ignore[attr-defined]
-        SCRATCH.lend(array, buffer.storage)
-    TABLE.pop(buffer.cdata, None)
-    buffer.array = None

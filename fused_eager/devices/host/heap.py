@@ -23,7 +23,8 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from ...process import resident
 
 LARGE = 32 << 20  # bytes from which on glibc asks the system each time, by itself (DEFAULT_MMAP_THRESHOLD_MAX)
 HEAP = 2 * LARGE  # bytes of one of the heaps that a thread's memory is taken from (HEAP_MAX_SIZE)
@@ -33,7 +34,6 @@ _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -2, -3, -8
 EVERY, PART = 2.0, 0.01  # seconds between two looks, at least, and the part of all time that giving back may take
 GROWN, ROOM = 1.05, 16 << 20  # so many times what it was, and so many bytes more, is growth
 _THRESHOLDS, _ARENAS = ("mmap_threshold", "trim_threshold", "top_pad", "mmap_max"), ("arena_max", "arena_test")
-_PAGES = Path("/proc/self/statm")
 
 
 @functools.cache
@@ -89,14 +89,6 @@ def _is_set_by_user(names: tuple[str, ...]) -> bool:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     variables = {name.removesuffix("_") for name in os.environ}
     return any(f"MALLOC_{t.upper()}" in variables or f"glibc.malloc.{t}" in tunables for t in names)
-
-
-def resident() -> int:
-    """The resident set of this process in bytes; 0 where the system does not say."""
-    try:
-        return int(_PAGES.read_bytes().split()[1]) * mmap.PAGESIZE
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def give_back() -> None:

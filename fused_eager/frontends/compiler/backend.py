@@ -16,7 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ...compiling.caching import keeper
 from ...config import Config, OptionError, resolve
-from ...devices.host import heap
+from ...devices.host.device import HOST
 from ..context.tracers import leave_us_out
 from .graphs import CompiledGraph
 
@@ -72,7 +72,7 @@ def compile_graph(
     leave_us_out()
     config = configured(mode, options)
     keeper(config)
-    heap.share_arena()
+    HOST.begin()
 
     def compiled(backward: bool) -> Callable[..., Any]:
         def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

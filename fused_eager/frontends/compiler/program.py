@@ -21,11 +21,8 @@ from ...compiling.ready import Ready
 from ...devices.buffer import LOCK
 from ...devices.dlpack import to_tensor
 from ...devices.home import Home
-from ...devices.host import buffers
 from ...devices.host.buffers import COPIED
 from ...devices.host.device import HOST
-from ...devices.host.heap import WATCH
-from ...devices.host.scratch import SCRATCH
 from ...devices.storage import storage_of
 from ...log.reasons import Reason
 from ...planning.plan import Work
@@ -183,12 +180,12 @@ class Stage:
                 stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
             for _, slot, _ in self.written:
                 native.protect(storage_of(slots[slot]), of=stream)
-            SCRATCH.collect()
+            HOST.before_run()
             with untraced():
                 values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
             emit.flushed(self.reason, ready, len(self.work.nodes), began)
-            SCRATCH.drop()
-            WATCH.look()
+            HOST.after_run()
+            HOST.look(run.is_needed, run.wait)
         for vid, slot in self.outputs:
             slots[slot] = _own(values[vid])
         for vid, slot, g in self.written:
@@ -215,7 +212,7 @@ def _own(value: Any) -> Tensor:
     storage = storage_of(t)
     storage._fused_eager_memory = True  # type: ignore[attr-defined]
     with LOCK:
-        SCRATCH.lend(array, storage)
+        HOST.lend(array, storage)
     return t
 
 
@@ -254,7 +251,7 @@ class Program:
         for slot, value in self.constants:
             slots[slot] = value
         del value
-        if buffers.TABLE or run.DEFERRED.launches:  # in a context: what it reads is finished first
+        if HOST.table or run.DEFERRED.launches:  # in a context: what it reads is finished first
             native.materialize(slots, Reason("sync.memory", "a compiled graph"))
         with unobserved(), torch._C._AutoDispatchBelowADInplaceOrView():
             for step, dying in zip(self.steps, self.drops, strict=True):

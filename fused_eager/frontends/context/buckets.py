@@ -12,7 +12,7 @@ from ...devices.buffer import LOCK, Buffer
 from ...devices.host import trap
 from ...devices.host.buffers import TABLE
 from ...log.reasons import Reason
-from ...running import run
+from ...running import materialize as materializing
 
 LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")
 _FULL = Reason("sync.island", "a bucket of DistributedDataParallel is full")
@@ -52,7 +52,7 @@ def materialize(storages: Iterator[torch.UntypedStorage], reason: Reason = LOOKS
     for storage in storages:
         b = TABLE.get(storage._cdata)
         if b is not None:
-            run.materialize(b, reason)
+            materializing.materialize(b, reason)
 
 
 def finish_buckets() -> None:

@@ -27,7 +27,7 @@ from ...devices.host.heap import WATCH
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...recording.rounds import Rounds
-from ...running import run
+from ...running.materialize import hand_over
 from ...tracing.stream import STREAMS, Stream
 from . import entered
 
@@ -286,7 +286,7 @@ def enter(door: Bypass, place: Place, again: bool) -> None:
         until = door.stream.autotuner.enter(place)
         until = max(until, door.carried if again else 0.0)
         if (time.perf_counter() < until or (again and rests(door))) and _is_alone(door):
-            run.hand_over(Reason(door.reason()))
+            hand_over(Reason(door.reason()))
             door.enter_bypassed(until)
             return
     door.__enter__()
@@ -371,7 +371,7 @@ def between_ops(door: Bypass) -> None:
 
 def _step(door: Bypass, turn: Turn, until: float) -> None:
     with LOCK:
-        run.hand_over(Reason(door.reason()))
+        hand_over(Reason(door.reason()))
         door.begin_bypass(turn, until)
 
 

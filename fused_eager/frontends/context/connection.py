@@ -74,7 +74,7 @@ def load(path: Path) -> ModuleType:
         acquire=LOCK.acquire,
         release=LOCK.release,
         native_input=pending.native_input,
-        open_native=pending.open_native,
+        open_native=native.open_native,
         must_stay=native.must_stay,
         is_awaited=native.is_awaited,
         passed_to_other_device=other_devices.passed,

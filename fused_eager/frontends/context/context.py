@@ -17,13 +17,14 @@ from ...bounded import Bounded
 from ...compiling import background
 from ...compiling.caching import keeper
 from ...config import Config, resolve
-from ...devices.host import heap
+from ...devices.host.device import HOST
 from ...errors import FusedEagerError
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...recording.native import nothing_is_pending
 from ...running import run
+from ...running.materialize import materialize_all
 from ...tracing import infer
 from ...tracing.allowance import ALLOWANCE, limits
 from . import bypass, connection, guards, moments, parking, refusals, shutdown, signals, threads
@@ -70,7 +71,7 @@ def sync(*, compiled: bool = False) -> None:
     """
     door = THREAD.door
     if door is not None:
-        run.materialize_all(Reason("sync.call"), only=door.stream)
+        materialize_all(Reason("sync.call"), only=door.stream)
         if not door.bypassed:
             passed_sync(door.stream)
             boundary(door.stream, site.here(), True)
@@ -244,7 +245,7 @@ class fused_eager:
             again = guarded = door is not None
             if door is None:
                 shutdown.arrange()
-                heap.share_arena()
+                HOST.begin()
                 keeper(config)
                 follower.enter(config, connection.load, guards.renew)
                 if config.waits:
@@ -274,7 +275,7 @@ class fused_eager:
                 if not door.bypassed:
                     # What is done to leave belongs to the last segment, whether it has ended by now or not.
                     waiting = stream.autotuner.waiting
-                    run.materialize_all(Reason("cut.exit"), only=stream)
+                    materialize_all(Reason("cut.exit"), only=stream)
                     if waiting:
                         stream.autotuner.amend(time.perf_counter() - began)
                     else:
@@ -304,7 +305,7 @@ class fused_eager:
             return
         door.come_back()
         if config.mode == "off":
-            run.materialize_all(Reason("cut.options"), only=door.stream)
+            materialize_all(Reason("cut.options"), only=door.stream)
         else:
             keeper(config)
             follower.enter(config, connection.load, guards.renew)

@@ -20,7 +20,7 @@ from ...devices.buffer import LOCK
 from ...log.reasons import Reason
 from ...ranks import job
 from ...recording import native
-from ...running import run
+from ...running.materialize import materialize_all
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door
@@ -35,7 +35,7 @@ def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if seeing_door() is not None:
-            run.materialize_all(LOOKS)
+            materialize_all(LOOKS)
         natively(original, self, *args, **kwargs)
         know(self, list(args[0] if args else kwargs["params"]))
 
@@ -79,7 +79,7 @@ def _alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if seeing_door() is not None:
             shut()
-            run.materialize_all(LOOKS)
+            materialize_all(LOOKS)
         return natively(original, *args, **kwargs)
 
     return call
@@ -103,7 +103,7 @@ def _bucket_given(original: Callable[..., Any]) -> Callable[..., Any]:
         door = seeing_door()
         if door is not None:
             shut()
-            run.materialize_all(LOOKS)
+            materialize_all(LOOKS)
             task = torch._C._current_graph_task_id()
             if task != -1:
                 leave(door)
@@ -118,7 +118,7 @@ def _bucket_given(original: Callable[..., Any]) -> Callable[..., Any]:
 def _at_the_end() -> None:
     door = seeing_door()
     if door is not None:
-        run.materialize_all(LOOKS)
+        materialize_all(LOOKS)
         leave(door)
 
 
@@ -129,7 +129,7 @@ def _called_back(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, callback: Callable[..., Any]) -> Any:
         if seeing_door() is None:
             return original(self, callback)
-        run.materialize_all(Reason("sync.thread", "a future is given something to call"))
+        materialize_all(Reason("sync.thread", "a future is given something to call"))
 
         def called(future: Any) -> Any:
             out = callback(future)

@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from ... import quiet
 from ...log import site
 from ...log.reasons import Reason
-from ...running import run
 from ...running.island import tell
+from ...running.materialize import materialize_all
 from .composites import KEY
 from .threads import current_door
 
@@ -41,7 +41,7 @@ class _Alone:
             return
         if torch._C._current_graph_task_id() == -1:
             return  # the program calls the node itself: if that raised, nobody would put the mode back
-        run.materialize_all(Reason("sync.memory", f"the gradient of {self.op}"))
+        materialize_all(Reason("sync.memory", f"the gradient of {self.op}"))
         tell(door.stream.config, self.op, site.here(), WHY, called=f"{self.op}'s gradient")
         quiet.restack([])
         self.left = modes

@@ -32,6 +32,7 @@ from ...quiet import adopt, inside, is_own, uncompiled
 from ...ranks import job
 from ...recording import native
 from ...running import run
+from ...running.materialize import materialize_all
 from . import (
     buckets,
     bypass,
@@ -115,7 +116,7 @@ def _fused_eager_finished(state: Any) -> Any:
 def _materialize_everything(reason: Reason) -> None:
     """Before something that may look at any tensor from outside; not from inside the runtime."""
     if not inside():
-        run.materialize_all(reason)
+        materialize_all(reason)
 
 
 def _before_start(original: Callable[..., Any]) -> Callable[..., Any]:

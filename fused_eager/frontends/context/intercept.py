@@ -32,6 +32,7 @@ from ...log.reasons import OUTSIDE, Reason
 from ...recording import native, other_devices, record, rounds
 from ...recording.native import nothing_is_pending
 from ...running import choices, run
+from ...running.materialize import give_up, hand_over, materialize, materialize_all, take_over
 from ...tracing.allowance import ALLOWANCE, limits
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
@@ -132,9 +133,9 @@ class FrontDoor(Bypass):
             self.passes_on(autotuner.native or stream.backoff.left > 0)
             if changes and autotuner.native:
                 # What is on the device would be fetched one by one, and looked for at every op.
-                run.hand_over(Reason("region.native"), only=stream)
+                hand_over(Reason("region.native"), only=stream)
             elif changes:
-                run.take_over()
+                take_over()
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         stream = self.stream
@@ -159,7 +160,7 @@ class FrontDoor(Bypass):
             return quiet.through(func, args, kwargs)
         if not isinstance(func, OpOverload):
             # A higher-order op calls its branches itself, on finished tensors.
-            run.materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+            materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
             with profiled.shown():
                 return func(*args, **kwargs)
         step = stream.expected()
@@ -226,7 +227,7 @@ class FrontDoor(Bypass):
         begun = ALLOWANCE.begin(stream)
         out = record.record(stream, info, args, kwargs)
         if ALLOWANCE.is_used_up(stream, begun) and limits(config):
-            run.give_up(stream)
+            give_up(stream)
             return out
         pending = len(stream.nodes)
         if mode == "fused":
@@ -239,7 +240,7 @@ class FrontDoor(Bypass):
         elif pending > before:
             inspecting.run_single(stream, info, args, kwargs, out)
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
-            run.materialize_all(Reason("cut.options"), only=stream)
+            materialize_all(Reason("cut.options"), only=stream)
         return out
 
     def _begin_round(self, info: OpInfo, args: Any) -> bool:
@@ -361,7 +362,7 @@ def _leave_to_subclass(args: Any, kwargs: Any) -> None:
     for t in tensors:
         b = buffer_of(t) if has_memory(t) else None
         if b is not None:
-            run.materialize(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
+            materialize(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
 
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:
@@ -428,7 +429,7 @@ _in_child = False
 def _pass_on(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give an op to the modes under ours (a tracer, fake tensors, a counter): they see what they would in eager."""
     if not (_in_child or stream.config.mode == "off"):
-        run.materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
+        materialize_all(Reason("sync.island", f"{func} runs natively"), only=stream)
         why = f"{type(quiet.stack()[-1]).__name__} {OUTSIDE}"
         LOG.emit("island", op=str(func), reason=why, site=str(site.describe(site.here())))
     with profiled.shown():

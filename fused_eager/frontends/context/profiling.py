@@ -22,6 +22,7 @@ from ... import follower, profiled
 from ...devices.host import trap
 from ...log.reasons import Reason
 from ...running import run
+from ...running.materialize import materialize_all
 
 _running: set[str] = set()
 # An execution trace that is asked for the values of integers reads memory: it finds the trap, and says so.
@@ -42,7 +43,7 @@ def _starting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             was = what in _running
             _observe(what, True)  # before: what another thread makes pending meanwhile is labelled
             try:
-                run.materialize_all(Reason("cut.profiler", f"{what} starts"))
+                materialize_all(Reason("cut.profiler", f"{what} starts"))
                 return original(*args, **kwargs)
             except BaseException:
                 _observe(what, was)
@@ -58,7 +59,7 @@ def _stopping(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(original)
         def stop(*args: Any, **kwargs: Any) -> Any:
             try:
-                run.materialize_all(Reason("cut.profiler", f"{what} stops"))
+                materialize_all(Reason("cut.profiler", f"{what} stops"))
             except Exception as error:
                 # The profiler has to be stopped, and its caller wants what it has seen: told at the next sync.
                 run.DEFERRED.owed.append((threading.get_ident(), error))

@@ -33,7 +33,7 @@ from ...log import site
 from ...log.reasons import Reason
 from ...quiet import stack, without
 from ...recording import native
-from ...running import run
+from ...running.materialize import materialize, materialize_all
 from . import bypass
 from .intercept import FrontDoor, is_plain, looked_at
 from .threads import THREAD, current_door
@@ -110,7 +110,7 @@ def materialized(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     elif _holds_others(t):
         if not TABLE:
             return False
-        run.materialize_all(Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
+        materialize_all(Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         return True
     elif has_memory(t):
         storage = storage_of(t)
@@ -121,7 +121,7 @@ def materialized(t: torch.Tensor | torch.UntypedStorage, guard: Guard) -> bool:
     with LOCK:
         b = TABLE.get(storage._cdata)
         if b is not None:
-            run.materialize(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
+            materialize(b, Reason("sync.memory", f"{type(t).__name__}.{guard.name}"))
         # Whoever gets at the memory may write it: what pending ops are to read of it is read first.
         native.protect(storage)
         if guard.exposes and not (guard.but_to_torch and _is_asked_by_torch()):
@@ -184,7 +184,7 @@ def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
                 with torch._C.DisableTorchFunction():
                     waited.append(materialized(a, guard))
             elif guard.operands and type(a) not in PLAIN and isinstance(a, Sequence):
-                run.materialize_all(Reason("sync.memory", guard.name))  # a sequence of another kind
+                materialize_all(Reason("sync.memory", guard.name))  # a sequence of another kind
         # Many run ops on the way (printing many small ones, DLPack one that applies a conjugation): natively, so that
         # they find what they make, and that a print compiles nothing.
         out = natively(original, *args, **kwargs)

@@ -27,7 +27,7 @@ from ...devices.buffer import LOCK
 from ...devices.host import trap
 from ...devices.host.buffers import TABLE
 from ...devices.storage import has_memory, storage_of
-from ...running import run
+from ...running.materialize import materialize_all
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .intercept import FrontDoor
 from .threads import THREAD
@@ -110,7 +110,7 @@ class Parameter:
             hooks.pop(at, None)
             hooks[at] = hook
         if not (last and self.known):  # hooks of the program's stand between
-            run.materialize_all(LOOKS)
+            materialize_all(LOOKS)
             leave(door)
         elif self.bucket is None or (first and reducer.may_mark_others):
             reducer.finish()

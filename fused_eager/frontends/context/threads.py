@@ -20,7 +20,7 @@ from ...devices.buffer import LOCK
 from ...devices.host.scratch import SCRATCH
 from ...log.reasons import Reason
 from ...quiet import without
-from ...running import run
+from ...running.materialize import materialize_all
 from . import refusals
 from .intercept import FrontDoor
 
@@ -128,7 +128,7 @@ def close(door: FrontDoor, idle: bool = False) -> None:
         goes_on = lender is not None and lender.open and not lender.someone_is_bypassed()
         steps: list[Callable[[], None]] = [partial(close, each) for each in door.lent]
         if door.stream.config.mode != "off":
-            steps.append(partial(run.materialize_all, Reason("cut.exit"), only=door.stream, made=goes_on))
+            steps.append(partial(materialize_all, Reason("cut.exit"), only=door.stream, made=goes_on))
         for step in steps:
             try:
                 step()

@@ -12,7 +12,7 @@ import torch.jit._trace
 
 from ...log.reasons import Reason
 from ...quiet import stack
-from ...running import run
+from ...running.materialize import materialize_all
 from .readers import natively
 from .threads import current_door
 
@@ -95,7 +95,7 @@ def torchscript_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """What finishes all values, and has TorchScript do its work without our mode."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        run.materialize_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
+        materialize_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
         return natively(original, *args, **kwargs)
 
     return call

@@ -24,7 +24,7 @@ from ...compiling.key import Computation
 from ...config import Config, resolve
 from ...devices.buffer import LOCK
 from ...devices.dlpack import to_array, to_tensor
-from ...devices.host import buffers
+from ...devices.host.buffers import COPIED
 from ...devices.host.device import HOST
 from ...log import site
 from ...log.reasons import Reason
@@ -89,7 +89,7 @@ def run(
 
 def _own(array: Any) -> torch.Tensor:
     made = to_tensor(array)
-    return made.clone() if made.nbytes <= buffers.COPIED else made
+    return made.clone() if made.nbytes <= COPIED else made
 
 
 def _node(op: OpOverload, form: Form, numbers: Sequence[int | float], program: str) -> Node:

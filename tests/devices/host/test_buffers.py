@@ -119,7 +119,7 @@ def test_an_alias_is_part_of_the_memory_and_holds_no_reference() -> None:
 def test_bind_keeps_the_address_of_memory_that_was_native() -> None:
     t = torch.zeros(8)
     address = t.data_ptr()
-    buffers.bind(with_array(t, torch.ones(8), born_native=True))
+    with_array(t, torch.ones(8), born_native=True).bind()
     assert t.data_ptr() == address and t.tolist() == [1.0] * 8 and buffers.buffer_of(t) is None
 
 
@@ -131,7 +131,7 @@ def test_bind_swaps_the_memory_of_what_was_born_pending(size: int) -> None:
     t = torch.empty(size)
     address, view, value = t.data_ptr(), t[2:], torch.arange(float(size))
     storage, version = storage_of(t), t._version
-    buffers.bind(with_array(t, value, born_native=False))
+    with_array(t, value, born_native=False).bind()
     taken_over = t.data_ptr() == value.data_ptr()
     assert taken_over == (size > LIMIT), "small results are copied, large ones never"
     assert t.data_ptr() != address and storage_of(t) is storage
@@ -141,14 +141,14 @@ def test_bind_swaps_the_memory_of_what_was_born_pending(size: int) -> None:
 
 def test_a_small_bound_result_is_torch_s_own() -> None:
     t, value = torch.empty(8), torch.arange(8.0)
-    buffers.bind(with_array(t, value, born_native=False))
+    with_array(t, value, born_native=False).bind()
     t.resize_(4000)[8:] = 1
     assert t[:9].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1.0]
 
 
 def test_bind_of_nothing() -> None:
     t = torch.empty(0)
-    buffers.bind(with_array(t, torch.empty(0), born_native=False))
+    with_array(t, torch.empty(0), born_native=False).bind()
     assert t.tolist() == []
 
 
@@ -156,7 +156,7 @@ def test_bind_of_nothing() -> None:
 def test_bound_memory_outlives_the_array_and_the_source(size: int) -> None:
     t = torch.empty(size)
     value = torch.full((size,), 3.0)
-    buffers.bind(with_array(t, value, born_native=False))
+    with_array(t, value, born_native=False).bind()
     del value
     torch.full((size,), 7.0)
     assert t.eq(3.0).all()

@@ -125,7 +125,7 @@ def test_whatever_is_bound_has_memory(born_native: bool, rest: int) -> None:
         buffer = buffers.HostBuffer(storage_of(t), born_native)
         buffers.TABLE[buffer.cdata] = buffer
         buffer.array = to_array(value, device())
-        buffers.bind(buffer)
+        buffer.bind()
     assert torch.equal(t[:N], value) and not unwritten.holds(storage_of(t))
     t += 1
     assert torch.equal(t[:N], torch.arange(float(N)) + 1)

@@ -328,7 +328,7 @@ with fused_eager(compile="wait", native="never", cache="off", follower="python")
             torch.Tensor.data_ptr.__wrapped__(y)
         except RuntimeError:
             print("refused", flush=True)
-        at = storage_of(y)._cdata + trap.POINTER_AT
+        at = trap.storage_of(y)._cdata + trap.POINTER_AT
         ctypes.string_at(int.from_bytes(ctypes.string_at(at, 8), sys.byteorder), 1)
         print("garbage")
 """

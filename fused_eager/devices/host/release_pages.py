@@ -18,22 +18,23 @@ import mmap
 import sys
 import time
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from ..devices.buffer import Buffer, use_count
-from ..devices.home import nbytes_of
-from ..devices.host import mappings, trap
-from ..devices.host.buffers import TABLE, HostBuffer
-from ..devices.host.heap import libc
-from ..devices.storage import storage_of
-from ..log.events import LOG
-from ..tracing.stream import STREAMS, NativeInput
-from .deferred_checks import DEFERRED, wait
+from ...log.events import LOG
+from ..buffer import Buffer, use_count
+from ..home import nbytes_of
+from ..storage import storage_of
+from . import trap
+from .buffers import TABLE, HostBuffer
+from .heap import libc
 
 # With a GPU's driver in the process memory may be pinned: it knows the pages and writes there, whatever lies there now.
 DRIVERS = ("libcuda.so", "libamdhip64.so", "libze_loader.so")
 EVERY = 2.0  # seconds between two looks; a value that was on the device at both has been there for a while
+_MAPS = Path("/proc/self/maps")
 LEAST = 1 << 20  # bytes of a storage that are worth it
 
 
@@ -44,15 +45,15 @@ class Watch:
         self.looked = 0.0
         self.away: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
-    def look(self) -> None:
-        """Called as often as anybody likes, with the runtime's lock."""
+    def look(self, is_needed: Callable[[Buffer], bool], wait: Callable[[], None]) -> None:
+        """Called as often as anybody likes, with the runtime's lock. As `Device.look`."""
         now = time.monotonic()
         if now - self.looked < EVERY:
             return
         self.looked = now
         away = [b for b in TABLE.values() if _may_go(b)]
-        long = [b for b in away if b in self.away and not _is_needed(b)]
-        if long and mappings.holds(DRIVERS):
+        long = [b for b in away if b in self.away and not is_needed(b)]
+        if long and _is_mapped(DRIVERS):
             away = long = []
         self.away = weakref.WeakSet(away)
         if long:
@@ -61,6 +62,15 @@ class Watch:
 
 
 WATCH = Watch()
+
+
+def _is_mapped(files: tuple[str, ...]) -> bool:
+    """Whether one of these files is mapped; True where nobody can tell."""
+    try:
+        text = _MAPS.read_text()
+    except OSError:
+        return True
+    return any(file in text for file in files)
 
 
 def _may_go(b: Buffer) -> bool:
@@ -81,15 +91,6 @@ def _alone() -> tuple[int, int]:
     """The same of a storage that one tensor refers to; Python's depend on how torch keeps its objects."""
     t = torch.empty(1)
     return _references(HostBuffer(storage_of(t), born_native=True))
-
-
-def _is_needed(b: Buffer) -> bool:
-    """Whether the value that was in a storage's own memory may be asked for again: by what is pending, or what has
-    failed and is undone."""
-    for stream in STREAMS:
-        if stream.unfinished or any(isinstance(i, NativeInput) and i.storage is b.storage for i in stream.inputs):
-            return True
-    return any(of is b and origin is None for r in DEFERRED.runs for of, _, _, origin in r.assigned)
 
 
 def vacate(b: Buffer) -> bool:

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report, xla
-from fused_eager.compiling import background, executable, subprocess_compiler
-from fused_eager.compiling.subprocess_compiler import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
+from fused_eager.compiling import background, executable
+from fused_eager.compiling.xla_cpu import subprocess_compiler
+from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
 from fused_eager.log.events import LOG
 from fused_eager.running import load
 from tests.streams import events
@@ -296,7 +297,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from fused_eager import fused_eager
-from fused_eager.compiling import subprocess_compiler
+from fused_eager.compiling.xla_cpu import subprocess_compiler
 subprocess_compiler._PROGRAM = Path(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
 def rounds(n):
@@ -365,7 +366,7 @@ def test_standard_streams_may_be_closed(tmp_path: Path) -> None:
     program = f"""
 import jax, torch
 from fused_eager import xla
-from fused_eager.compiling.subprocess_compiler import COMPILER
+from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER
 lowered = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((3,), "float32"))
 open({str(tmp_path / "done")!r}, "w").write(str(len(COMPILER.compile(xla.bytecode(lowered), xla.options({{}}), True))))
 """
@@ -378,7 +379,7 @@ open({str(tmp_path / "done")!r}, "w").write(str(len(COMPILER.compile(xla.bytecod
 def test_it_ends_with_a_program_that_is_killed(tmp_path: Path) -> None:
     program = """
         import os, signal
-        from fused_eager.compiling.subprocess_compiler import COMPILER
+        from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER
         COMPILER.start()
         print(COMPILER._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

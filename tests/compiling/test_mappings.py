@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.devices.host import mappings
+from fused_eager.compiling import mappings
 from fused_eager.running import load
 from tests.streams import events, stable_shapes
 

@@ -30,6 +30,8 @@ import numpy
 
 from fused_eager.fusion_rules.cores import usable_cores
 
+from ..executable import Abandoned, Unavailable
+
 IDLE = 10.0  # seconds without anything to do after which it ends
 LATE = 60.0  # seconds after which one that has not begun will not
 GLANCE = 1.0  # seconds between two looks whether it is still there: what it is connected by may be open elsewhere
@@ -38,20 +40,12 @@ _PROGRAM = Path(__file__).with_name("xla_process.py")
 _OUT_OF_REACH: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
-class Unavailable(Exception):
-    """There can be no such process here; the text says why."""
-
-
 class Refused(Exception):
     """XLA cannot compile the program; the text is its own."""
 
 
 class Ended(RuntimeError):
     """The process ended while it compiled; the text says how."""
-
-
-class Abandoned(BaseException):
-    """The program ends, and what it wanted to be compiled is wanted no more. No error that anybody handles."""
 
 
 class Compiler:

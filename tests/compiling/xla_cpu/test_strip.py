@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fused_eager.compiling import executable
-from fused_eager.compiling.executable import Portable, settle
-from fused_eager.compiling.strip import OPAQUE, strip
+from fused_eager.compiling.executable import Portable
+from fused_eager.compiling.xla_cpu import finishing
+from fused_eager.compiling.xla_cpu.strip import OPAQUE, strip
 from fused_eager.log.events import LOG
-from fused_eager.xla import enable_x64
+from fused_eager.xla import device, enable_x64
 
 CHEAP = 1000  # operations from which on XLA leaves a program to a thread of its own
 
@@ -76,7 +76,7 @@ def test_a_stripped_executable_computes_the_same_to_the_bit(function: Any, dtype
         dtype = "float32"  # LAPACK has no bfloat16
     lowered, compiled, arguments = made(function, rows, dtype)
     fresh = compiled.runtime_executable()
-    loaded, portable = settle(lowered, compiled)
+    loaded, portable = finishing.stripped(lowered, compiled, device())
     assert isinstance(portable, Portable) and OPAQUE in portable.code, "stripped"
     assert loaded is not fresh and instructions(loaded) < instructions(fresh)
     assert run(loaded, arguments) == run(fresh, arguments)
@@ -84,7 +84,7 @@ def test_a_stripped_executable_computes_the_same_to_the_bit(function: Any, dtype
 
 def test_most_of_a_long_chain_is_gone() -> None:
     lowered, compiled, _ = made(chain, 50)
-    fresh, (loaded, portable) = compiled.runtime_executable(), settle(lowered, compiled)
+    fresh, (loaded, portable) = compiled.runtime_executable(), finishing.stripped(lowered, compiled, device())
     assert isinstance(portable, Portable)
     assert instructions(loaded) < 0.4 * instructions(fresh)
     assert len(portable.code) < len(fresh.client.serialize_executable(fresh))
@@ -94,7 +94,7 @@ def test_most_of_a_long_chain_is_gone() -> None:
 def test_xla_runs_it_in_the_thread_in_which_it_would_run_the_whole_one(rows: int) -> None:
     """XLA decides by the operations that it counts, which are those of the bodies too."""
     lowered, compiled, _ = made(chain, rows)
-    for each in (compiled.runtime_executable(), settle(lowered, compiled)[0]):
+    for each in (compiled.runtime_executable(), finishing.stripped(lowered, compiled, device())[0]):
         assert (each.cost_analysis()["flops"] >= CHEAP) == (rows > 4)
 
 
@@ -102,7 +102,7 @@ def test_what_has_no_body_stays_as_it_is() -> None:
     lowered, compiled, _ = made(lambda x, y: x + y, 8)
     fresh = compiled.runtime_executable()
     assert strip(fresh.client.serialize_executable(fresh), 64) is None
-    loaded, portable = settle(lowered, compiled)
+    loaded, portable = finishing.stripped(lowered, compiled, device())
     assert loaded is fresh and isinstance(portable, Portable)
 
 
@@ -113,7 +113,7 @@ def test_what_is_no_executable_is_left_alone(code: bytes) -> None:
 
 def test_stripping_twice_is_stripping_once() -> None:
     lowered, compiled, arguments = made(chain, 50)
-    loaded, portable = settle(lowered, compiled)
+    loaded, portable = finishing.stripped(lowered, compiled, device())
     assert isinstance(portable, Portable)
     again = strip(portable.code, loaded.cost_analysis()["flops"])
     assert again is None or run(Portable(again, ()).load(), arguments) == run(loaded, arguments)
@@ -121,10 +121,10 @@ def test_stripping_twice_is_stripping_once() -> None:
 
 def test_where_xla_does_not_load_it_the_whole_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered, compiled, arguments = made(chain, 50)
-    monkeypatch.setattr(executable, "strip", lambda code, flops: code[: len(code) // 2])
+    monkeypatch.setattr(finishing, "strip", lambda code, flops: code[: len(code) // 2])
     told: list[str] = []
     monkeypatch.setattr(LOG, "count", told.append)
-    loaded, portable = settle(lowered, compiled)
+    loaded, portable = finishing.stripped(lowered, compiled, device())
     assert loaded is compiled.runtime_executable()
     assert isinstance(portable, Portable) and run(portable.load(), arguments) == run(loaded, arguments)
     assert [text.partition(":")[0] for text in told] == ["executables that are not stripped"]
@@ -133,17 +133,17 @@ def test_where_xla_does_not_load_it_the_whole_one_is_kept(monkeypatch: pytest.Mo
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A version of jaxlib that no test has seen."""
-    monkeypatch.setattr(executable, "STRIPPED_WITH", ())
+    monkeypatch.setattr(finishing, "STRIPPED_WITH", ())
     jax.clear_caches()  # XLA cannot serialise a sort that has run, and JAX keeps the executable
-    executable.unstripped.cache_clear()
+    finishing.unstripped.cache_clear()
     yield
-    executable.unstripped.cache_clear()
+    finishing.unstripped.cache_clear()
 
 
 def test_with_an_unknown_version_it_is_tried_once(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []
-    monkeypatch.setattr(executable, "strip", lambda code, flops: tried.append(flops) or strip(code, flops))
-    assert [executable.unstripped() for _ in range(2)] == ["", ""]
+    monkeypatch.setattr(finishing, "strip", lambda code, flops: tried.append(flops) or strip(code, flops))
+    assert [finishing.unstripped() for _ in range(2)] == ["", ""]
     assert len(tried) == 1
 
 
@@ -157,19 +157,19 @@ def test_with_an_unknown_version_it_is_tried_once(unknown: None, monkeypatch: py
 def test_with_an_unknown_version_whole_ones_are_kept_where_that_fails(
     unknown: None, monkeypatch: pytest.MonkeyPatch, broken: Any, why: str
 ) -> None:
-    monkeypatch.setattr(executable, "strip", broken)
+    monkeypatch.setattr(finishing, "strip", broken)
     told: list[str] = []
     monkeypatch.setattr(LOG, "count", told.append)
     lowered, compiled, _ = made(chain, 50)
     for _ in range(2):
-        assert settle(lowered, compiled)[0] is compiled.runtime_executable()
+        assert finishing.stripped(lowered, compiled, device())[0] is compiled.runtime_executable()
     assert [text.startswith(f"executables that are not stripped: {why}") for text in told] == [True, True]
 
 
 def test_other_values_are_noticed(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
     square = jax.ShapeDtypeStruct((48, 48), "float32")
     with enable_x64(True):
-        other = jax.jit(lambda x, y: executable._of_every_kind(x + 1, y)).lower(square, square)
+        other = jax.jit(lambda x, y: finishing._of_every_kind(x + 1, y)).lower(square, square)
         wrong = other.compile().runtime_executable()
-    monkeypatch.setattr(executable, "strip", lambda code, flops: wrong.client.serialize_executable(wrong))
-    assert executable.unstripped() == "one that was tried computed other values"
+    monkeypatch.setattr(finishing, "strip", lambda code, flops: wrong.client.serialize_executable(wrong))
+    assert finishing.unstripped() == "one that was tried computed other values"

@@ -21,15 +21,6 @@ def crowded() -> tuple[int, int] | None:
     return beyond(SHARE) if next(_calls) % EVERY == 0 else None
 
 
-def holds(files: tuple[str, ...]) -> bool:
-    """Whether one of these files is mapped; True where nobody can tell."""
-    try:
-        text = _MAPS.read_text()
-    except OSError:
-        return True
-    return any(file in text for file in files)
-
-
 def beyond(share: float) -> tuple[int, int] | None:
     """Mappings and their limit, if they take more than a share of it; None otherwise, and where nobody counts them."""
     try:

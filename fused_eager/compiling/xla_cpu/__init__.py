@@ -1,0 +1,1 @@
+"""What only XLA:CPU needs: compiling in a process of its own, and executables without what only its compiler reads."""
