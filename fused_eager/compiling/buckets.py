@@ -76,7 +76,7 @@ def ready(streams: Streams, islands: dict[int, str]) -> Ready:
     if high.homes == streams.low.homes:
         raise Refused("no value changes its size")
     _check(streams)
-    most, room = high.config.max_region, high.device.room
+    most, room = high.config.max_region, high.device.housekeeping.room
     made = plan.make_plan(high.nodes, high.live, frozenset(), high.homes, islands, most, high.reason, room=room)
     checked = any(plan.may_check(n) for n in high.nodes)
     try:

@@ -21,6 +21,7 @@ import numpy as np
 from fused_eager.cache import Key, Unencodable
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
+from ..devices.accelerator import Accelerator
 from ..devices.device import Device
 from ..devices.home import Home, nbytes_of
 from ..log import site
@@ -126,12 +127,14 @@ def uncut() -> Iterator[None]:
 def meeting(meetings: Meetings) -> Iterator[None]:
     """In the body, what is to be compiled is noted, with the modules that it comes from."""
     AROUND.append(meetings)
+    Accelerator.is_a_target = True
     site.ask_for_details(1)
     try:
         yield
     finally:
         site.ask_for_details(-1)
         AROUND.remove(meetings)
+        Accelerator.is_a_target = False
 
 
 def _without_values(computation: Computation, device: Device) -> Executable:

@@ -237,7 +237,7 @@ def template(now: Work, before: Work) -> Template:
         else:
             nodes[i] = node.with_parts(*parts)
     blocks = {v: _home(rows, home) if v in by_rows else home for v, home in homes.items()}
-    most, room = now.config.max_region, now.device.room
+    most, room = now.config.max_region, now.device.housekeeping.room
     made = plan.make_plan(nodes, now.live, frozenset(), blocks, islands, most, now.reason, room=room)
     alone = frozenset(islands)
     found = Template(nodes, alone, blocks, by_rows, loose, counted, len(rows.sizes), row, rows.block, made)

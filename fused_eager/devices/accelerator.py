@@ -24,10 +24,11 @@ from ..log import site
 from ..xla import device as host_device
 from ..xla import enable_x64
 from .buffer import LOCK, Buffer, Table
-from .device import Device, no_numbers
+from .device import Device, Housekeeping, no_numbers
 from .dlpack import ACCELERATOR, dtype_code, owned, to_array, to_tensor
 from .exhausted import is_of_memory, out_of_memory
 from .home import Home
+from .host.housekeeping import HOUSEKEEPING
 from .storage import pointer_of, storage_of
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
@@ -72,6 +73,7 @@ class Accelerator(Device):
     """The device `index` of a type that torch knows as PrivateUse1, on a device that JAX has."""
 
     has_memory = False
+    is_a_target = False  # what the CPU stands in for is a target's: it plans as that would
 
     def __init__(self, type: str, index: int, xla: jax.Device):
         self.name = f"{type}:{index}"
@@ -81,6 +83,11 @@ class Accelerator(Device):
         self._is_host = xla.platform == "cpu"
         self._numbers: Bounded[tuple[torch.dtype, bytes], jax.Array] = Bounded(256)
         self.link = float("inf") if self._is_host else LINK
+
+    @property
+    def housekeeping(self) -> Housekeeping:  # type: ignore[override]
+        """The host's where the CPU stands in, for then regions take its memory."""
+        return HOUSEKEEPING if self._is_host and not self.is_a_target else super().housekeeping
 
     @property
     def xla(self) -> jax.Device:

@@ -35,12 +35,8 @@ def no_numbers(dtype: torch.dtype, on: Any) -> jax.Array:
 
 
 class Housekeeping:
-    """What a device does for its memory around the runs of regions, under the runtime's lock: nothing, unless it says
-    otherwise."""
-
-    # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
-    # finds memory for all of them.
-    scratch_from: int | None = None
+    """What is done for the memory that regions take, around their runs and under the runtime's lock: here nothing, for
+    a device whose memory is XLA's own affair."""
 
     @property
     def room(self) -> int | None:
@@ -50,10 +46,6 @@ class Housekeeping:
     def lacks(self, needed: int) -> int | None:
         """The bytes that are free, if a region that takes so many at once should not run; None if it may."""
         return None
-
-    def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
-        """Memory for large results, to be donated at once."""
-        return []
 
     def before_run(self) -> None:
         """A stream is about to be run."""
@@ -76,7 +68,7 @@ class Housekeeping:
         """
 
 
-class Device(Housekeeping, ABC):
+class Device(ABC):
     """A device whose tensors are recorded.
 
     `name` is for people and events; `table` holds the buffers of its storages, by address.
@@ -87,6 +79,10 @@ class Device(Housekeeping, ABC):
     has_memory: bool  # its storages lie in the host's memory: ATen can run its ops in place
     link = float("inf")  # bytes in a second that go between it and the host's memory
     is_here = True  # it can run what is compiled for it
+    housekeeping = Housekeeping()
+    # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
+    # finds memory for all of them.
+    scratch_from: int | None = None
 
     @property
     @abstractmethod
@@ -130,3 +126,7 @@ class Device(Housekeeping, ABC):
         """The value in the host's memory at an address, in place: an array of its own with `anew`, or else one that
         nobody may donate. The caller keeps the memory."""
         raise AssertionError(f"{self.name} has no values in the host's memory")
+
+    def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
+        """Memory for large results, to be donated at once."""
+        raise AssertionError(f"{self.name} gives results no memory")

@@ -64,7 +64,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
             found = ready.meet(stream.backoff)
             if found.shapes is None:  # regions come next, and take memory of their own
-                device.turn()
+                device.housekeeping.turn()
         else:
             work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default(), device)
             for watch in WATCHERS:
@@ -99,7 +99,7 @@ class Kept:
         if work.donatable and any(r.how != "xla" for r in ready.plan.regions):
             # What an island raises leaves what was to be overwritten as it is.
             ready = _make_ready(replace(work, donatable=frozenset()))
-        work.device.compiled(time.perf_counter() - began > LONG)
+        work.device.housekeeping.compiled(time.perf_counter() - began > LONG)
         self.keep(ready)
         return ready
 
@@ -191,7 +191,7 @@ def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> R
         raise RuntimeError("the default dtype, which lowerings read, was changed meanwhile")
     seconds = time.perf_counter() - began
     SKELETONS.compiled(skeleton, seconds)
-    work.device.compiled(seconds > LONG)
+    work.device.housekeeping.compiled(seconds > LONG)
     return ready
 
 
@@ -219,6 +219,7 @@ def forget() -> None:
 def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
     nodes, homes, config, device = work.nodes, work.homes, work.config, work.device
     ahead: dict[int, str] = {}
+    room = device.housekeeping.room
     if config.validates:
         validate.recorded(nodes, homes)
     if config.measures and not config.waits:
@@ -234,7 +235,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         elif checked:
             kept = donation.last_written(nodes, work.live, donatable)
         made = plan.make_plan(
-            nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=device.room
+            nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=room
         )
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)

@@ -103,7 +103,7 @@ def materialize_all(reason: Reason, only: Stream | None = None, made: bool = Fal
 def take_over() -> None:
     """What ATen ran alone is recorded again: what it has left goes back before regions take memory of their own."""
     with LOCK:
-        HOST.turn()
+        HOST.housekeeping.turn()
 
 
 def hand_over(reason: Reason, only: Stream | None = None) -> None:
@@ -111,9 +111,9 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
     recorded = bool(TABLE)  # since it was last handed over
     materialize_all(reason, only)
     with LOCK:
-        HOST.forget()
+        HOST.housekeeping.forget()
         if recorded:
-            HOST.turn()
+            HOST.housekeeping.turn()
 
 
 def give_up(stream: Stream) -> None:

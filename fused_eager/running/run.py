@@ -103,7 +103,7 @@ class Execution:
 
     def _is_too_large(self, region: Region, executable: Executable) -> bool:
         """Whether a region needs more memory at once than there is, so that ATen is to run it, op by op."""
-        there = self.device.lacks(executable.needs)
+        there = self.device.housekeeping.lacks(executable.needs)
         if there is None:
             return False
         needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
@@ -183,8 +183,8 @@ def flush(stream: Stream, reason: Reason) -> None:
                     _finish(stream)
                 finally:
                     emit.flushed(reason, execution.ready, nodes, began)
-                    stream.device.after_run()
-            stream.device.look(is_needed, wait)
+                    stream.device.housekeeping.after_run()
+            stream.device.housekeeping.look(is_needed, wait)
         elif stream.inputs:
             stream.reset()
 
@@ -262,7 +262,7 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
 
 
 def _prepare(stream: Stream, reason: Reason) -> Execution:
-    stream.device.before_run()
+    stream.device.housekeeping.before_run()
     live, donatable, assigned = values_needed(stream)
     ready = load(stream, live, donatable, reason)
     gives = ready.commits or (donatable and not ready.checked)

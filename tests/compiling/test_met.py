@@ -19,6 +19,7 @@ from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
+from fused_eager.devices.accelerator import Accelerator
 from fused_eager.devices.host.device import HOST
 from fused_eager.running import load
 from fused_eager.targets.device import TargetDevice
@@ -64,6 +65,15 @@ def test_what_the_target_has_no_lowering_for_is_an_island_here_as_it_is_there(me
         assert torch.ones(9).mul(2).cosh().add(1).sum().isfinite().item()
     assert [m.why for m in meetings.found.values() if m.why] == ["not there"]
     assert sum(m.runs.total() for m in meetings.found.values() if not m.why) >= 1
+
+
+def test_a_stand_in_plans_as_the_target_would_and_not_for_the_heap_of_the_host(meetings: Meetings) -> None:
+    device = Accelerator("tpu", 0, jax.devices("cpu")[0])
+    assert meetings.device.housekeeping.room is None and device.housekeeping.room is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Accelerator, "is_a_target", False)
+        assert device.housekeeping.room == HOST.housekeeping.room
+    assert HOST.housekeeping.room is not None
 
 
 def test_without_values_a_region_returns_zeros_that_take_no_memory() -> None:

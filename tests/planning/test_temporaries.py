@@ -12,15 +12,15 @@ from torch import nn
 
 from fused_eager import fused_eager, xla
 from fused_eager.devices.home import Home
-from fused_eager.devices.host.device import HOST, Host
+from fused_eager.devices.host.housekeeping import HOUSEKEEPING, HostHousekeeping
 from fused_eager.planning.plan import Plan, make_plan, validate
 from fused_eager.planning.temporaries import boundaries
 from fused_eager.running import load
 from fused_eager.tracing.stream import Node
 from tests.streams import END, aten, events, node
 
-assert HOST.room is not None
-ROOM = HOST.room
+ROOM = HOUSEKEEPING.room
+assert ROOM is not None
 QUARTER: Home = (torch.float32, (ROOM // 16,))  # there is room for four of these
 TANH, PRODUCT = aten.tanh.default, aten.mm.default
 
@@ -127,7 +127,7 @@ def test_a_training_step_is_trained_in_parts_that_take_no_more(name: str, monkey
     most, allowed = max(taken), 4 * math.prod(shape) * 8  # bytes of four values of the net
     load.forget()
     taken.clear()
-    monkeypatch.setattr(Host, "room", allowed * 3 // 4)
+    monkeypatch.setattr(HostHousekeeping, "room", allowed * 3 // 4)
     with events("plan") as seen, fused_eager(mode="fused", compiler="thread"):
         ours = train()
     assert any("region.memory" in str(e.data) for e in seen)

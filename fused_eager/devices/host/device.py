@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from ..device import Device, no_numbers
 from ..dlpack import to_array, to_tensor
 from ..home import Home
 from ..storage import storage_of
-from . import free, heap, release_pages, unwritten
+from . import heap, unwritten
 from .borrow import borrow, borrow_again
 from .buffers import TABLE, HostBuffer
+from .housekeeping import HOUSEKEEPING
 from .scratch import SCRATCH
 
 
@@ -28,6 +29,7 @@ class Host(Device):
     name = "cpu"
     table = TABLE
     has_memory = True
+    housekeeping = HOUSEKEEPING
     scratch_from = heap.LARGE
 
     @property
@@ -71,53 +73,9 @@ class Host(Device):
         """The memory as an array, without a copy where alignment allows."""
         return borrow(address, home, device()) if anew else borrow_again(address, home, device())
 
-    @property
-    def room(self) -> int | None:
-        """Five eighths of what glibc keeps, for XLA may take more."""
-        return heap.keep_blocks() * 5 // 8
-
-    def lacks(self, needed: int) -> int | None:
-        """As the system says, asked where much is needed."""
-        return free.lacks(needed) if needed > free.ASKED else None
-
     def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
         """Memory of results that have died, or zeros."""
         return [SCRATCH.take(home) for home in homes]
-
-    def before_run(self) -> None:
-        """What has died becomes scratch memory."""
-        SCRATCH.collect()
-
-    def after_run(self) -> None:
-        """Scratch memory that the last runs had no use for goes back."""
-        SCRATCH.drop()
-
-    def lend(self, array: jax.Array, storage: torch.UntypedStorage) -> None:
-        """A storage has taken over the memory of an array, which becomes scratch memory once that has died."""
-        SCRATCH.lend(array, storage)
-
-    def forget(self) -> None:
-        """Keep no scratch memory: torch alone goes on."""
-        SCRATCH.forget()
-
-    def begin(self) -> None:
-        """Regions are about to be compiled here: XLA starts its threads, which are to share the program's memory."""
-        heap.share_arena()
-
-    def compiled(self, long: bool) -> None:
-        """What is free goes back to the system, at once or at the next look."""
-        if long:
-            heap.give_back()
-        heap.WATCH.stir()
-
-    def turn(self) -> None:
-        """What is free goes back before that takes its own."""
-        heap.WATCH.turn()
-
-    def look(self, is_needed: Callable[[Buffer], bool], wait: Callable[[], None]) -> None:
-        """Free memory, and pages whose values have long been elsewhere, go back to the system."""
-        heap.WATCH.look()
-        release_pages.WATCH.look(is_needed, wait)
 
 
 _ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time

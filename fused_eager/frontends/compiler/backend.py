@@ -72,7 +72,7 @@ def compile_graph(
     leave_us_out()
     config = configured(mode, options)
     keeper(config)
-    HOST.begin()
+    HOST.housekeeping.begin()
 
     def compiled(backward: bool) -> Callable[..., Any]:
         def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

@@ -23,6 +23,7 @@ from ...devices.dlpack import to_tensor
 from ...devices.home import Home
 from ...devices.host.buffers import COPIED
 from ...devices.host.device import HOST
+from ...devices.host.scratch import SCRATCH
 from ...devices.storage import storage_of
 from ...log.reasons import Reason
 from ...planning.plan import Work
@@ -180,12 +181,12 @@ class Stage:
                 stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
             for _, slot, _ in self.written:
                 native.protect(storage_of(slots[slot]), of=stream)
-            HOST.before_run()
+            HOST.housekeeping.before_run()
             with untraced():
                 values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
             emit.flushed(self.reason, ready, len(self.work.nodes), began)
-            HOST.after_run()
-            HOST.look(run.is_needed, run.wait)
+            HOST.housekeeping.after_run()
+            HOST.housekeeping.look(run.is_needed, run.wait)
         for vid, slot in self.outputs:
             slots[slot] = _own(values[vid])
         for vid, slot, g in self.written:
@@ -212,7 +213,7 @@ def _own(value: Any) -> Tensor:
     storage = storage_of(t)
     storage._fused_eager_memory = True  # type: ignore[attr-defined]
     with LOCK:
-        HOST.lend(array, storage)
+        SCRATCH.lend(array, storage)
     return t
 
 

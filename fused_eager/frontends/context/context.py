@@ -245,7 +245,7 @@ class fused_eager:
             again = guarded = door is not None
             if door is None:
                 shutdown.arrange()
-                HOST.begin()
+                HOST.housekeeping.begin()
                 keeper(config)
                 follower.enter(config, connection.load, guards.renew)
                 if config.waits:

@@ -16,7 +16,6 @@ from fused_eager.choosing.segment import Segment
 from fused_eager.compiling import background
 from fused_eager.devices.host import heap
 from fused_eager.devices.host.heap import EVERY, GROWN, PART, ROOM, Watch
-from fused_eager.running import run
 from tests.streams import open_stream
 
 MB = 1 << 20
@@ -105,7 +104,7 @@ def test_where_the_way_changes_it_is_given_back_before_the_other_one_takes_its_o
 
 def test_a_change_of_ways_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[bool] = []
-    monkeypatch.setattr(run.WATCH, "turn", lambda: turns.append(open_stream().autotuner.native))
+    monkeypatch.setattr(heap.WATCH, "turn", lambda: turns.append(open_stream().autotuner.native))
     ways = [False, False, True, True, False, False]
     monkeypatch.setattr(Segment, "wants_native", lambda self: ways.pop(0))
     x = torch.ones(300)
@@ -135,7 +134,7 @@ def test_growth_that_was_gone_at_the_next_look_is_given_back_once_more(machine: 
 
 
 def test_a_loop_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WATCH", Watch())
+    monkeypatch.setattr(heap, "WATCH", Watch())
     x = torch.ones(3)
     with fused_eager(mode="fused"):
         for seconds, resident in ((EVERY, 500), (EVERY, 1000)):

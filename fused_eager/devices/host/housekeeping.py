@@ -1,0 +1,57 @@
+"""What is done for the host's memory around the runs of regions, also where the CPU stands in for another device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..buffer import Buffer
+from ..device import Housekeeping
+from . import free, heap, release_pages
+from .scratch import SCRATCH
+
+
+class HostHousekeeping(Housekeeping):
+    """glibc's heap, scratch memory, and pages that hold nothing."""
+
+    @property
+    def room(self) -> int | None:
+        """Five eighths of what glibc keeps, for XLA may take more."""
+        return heap.keep_blocks() * 5 // 8
+
+    def lacks(self, needed: int) -> int | None:
+        """As the system says, asked where much is needed."""
+        return free.lacks(needed) if needed > free.ASKED else None
+
+    def before_run(self) -> None:
+        """What has died becomes scratch memory."""
+        SCRATCH.collect()
+
+    def after_run(self) -> None:
+        """Scratch memory that the last runs had no use for goes back."""
+        SCRATCH.drop()
+
+    def begin(self) -> None:
+        """Regions are about to be compiled: XLA starts its threads, which are to share the program's memory."""
+        heap.share_arena()
+
+    def compiled(self, long: bool) -> None:
+        """What is free goes back to the system, at once or at the next look."""
+        if long:
+            heap.give_back()
+        heap.WATCH.stir()
+
+    def turn(self) -> None:
+        """What is free goes back before that takes its own."""
+        heap.WATCH.turn()
+
+    def forget(self) -> None:
+        """Keep no scratch memory: torch alone goes on."""
+        SCRATCH.forget()
+
+    def look(self, is_needed: Callable[[Buffer], bool], wait: Callable[[], None]) -> None:
+        """Free memory, and pages whose values have long been elsewhere, go back to the system."""
+        heap.WATCH.look()
+        release_pages.WATCH.look(is_needed, wait)
+
+
+HOUSEKEEPING = HostHousekeeping()
