@@ -111,7 +111,7 @@ def test_what_compiling_and_running_hand_on(mode: str, what: str, monkeypatch: p
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_bound(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = run._needs
+    original = run.values_needed
 
     def corrupted(stream: Any) -> Any:
         live, donatable, assigned = original(stream)
@@ -119,7 +119,7 @@ def test_what_is_bound(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
             b.home = (torch.float64, (7,))
         return live, donatable, assigned
 
-    monkeypatch.setattr(run, "_needs", corrupted)
+    monkeypatch.setattr(run, "values_needed", corrupted)
     x = torch.ones(3)
     told = "binding: a storage waits for"
     with pytest.raises(ValidationError, match=told), fused_eager(cache="off", **MODES[mode]):

@@ -16,7 +16,7 @@ from ..device import Device, no_numbers
 from ..dlpack import to_array, to_tensor
 from ..home import Home
 from ..storage import storage_of
-from . import heap, unwritten
+from . import scratch, unwritten
 from .borrow import borrow, borrow_again
 from .buffers import TABLE, HostBuffer
 from .housekeeping import HOUSEKEEPING
@@ -30,7 +30,11 @@ class Host(Device):
     table = TABLE
     has_memory = True
     housekeeping = HOUSEKEEPING
-    scratch_from = heap.LARGE
+
+    @property
+    def scratch_from(self) -> int | None:  # type: ignore[override]
+        """What the system would be asked for each time."""
+        return scratch.LARGE
 
     @property
     def xla(self) -> jax.Device:

@@ -17,6 +17,7 @@ import torch.utils.dlpack
 from fused_eager import fused_eager, sync
 from fused_eager.commands.cli import main
 from fused_eager.devices.host import scratch
+from fused_eager.devices.host.device import HOST
 from fused_eager.devices.host.scratch import SCRATCH
 from fused_eager.log.events import LOG
 from fused_eager.planning.plan import make_plan
@@ -285,7 +286,7 @@ def test_a_region_wants_what_no_donated_input_gives() -> None:
 
     def asked(live: set[int], donatable: set[int]) -> tuple[Any, ...]:
         plan = make_plan(nodes, frozenset(live), frozenset(donatable), homes, {}, 100, END)
-        return wanted(plan.regions[0], homes)
+        return wanted(plan.regions[0], homes, HOST)
 
     assert asked({1, 2, 3}, {0}) == (HOME, HOME)
     assert asked({3}, {0}) == ()
