@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("tensors", "training", "random", "backend", "compiler", "recurrent", "moving", "donation")
+SUITES = ("tensors", "training", "backward", "random", "backend", "compiler", "recurrent", "moving", "donation")
 MODES = ("fused", "strict", "debug")
 
 

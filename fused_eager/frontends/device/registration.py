@@ -30,6 +30,7 @@ from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
 from . import autocast, backend, kernels, listed, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
+from .guard import Guard, raising_what_was_taken
 
 _once = threading.RLock()
 _registered: list[str] = []
@@ -66,7 +67,7 @@ def register(name: str = DEFAULT) -> int:
             DOORS.append(Door(Accelerator(name, index, xla), options))
             random.GENERATORS.append(random.Generator(seed))
         platform = devices[0].platform
-        setup(name, backend.module(name, platform == "cpu"), _Hooks(), _Guard())
+        setup(name, backend.module(name, platform == "cpu"), _Hooks(), Guard())
         _patch()
         kernels.register()
         autocast.register()
@@ -130,13 +131,6 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    """Which type of device it is; from Python torch takes no more of a guard."""
-
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 def _patch() -> None:
     """What torch has no hook for, of a device that is registered in Python alone."""
     have_traced(stepped)
@@ -152,7 +146,7 @@ def _patch() -> None:
         before = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
-            with job.explained(lambda: job.here("backward")):  # DistributedDataParallel does, in C++
+            with job.explained(lambda: job.here("backward")), raising_what_was_taken():
                 return run(*args, **kwargs)
         finally:
             torch._C._set_multithreading_enabled(before)
