@@ -28,7 +28,7 @@ from ...ranks.table import COLLECTIVES, Collective
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
-from . import lacking
+from . import lacking, reducers
 from .work import FollowedWork
 
 Tensor = torch.Tensor
@@ -76,14 +76,19 @@ class Copies:
 
 
 def _finish(row: Collective, copies: Copies, group: Any, fetched: float) -> Callable[[float | None], list[Tensor]]:
-    """What is done when the group has done its part, which begins now; `fetched` seconds went before it."""
+    """What is done when the group has done its part, which begins now; `fetched` seconds went before it.
+
+    It does not hold the group: one of gloo's threads may be the last to let go of this, and a group that ends in a
+    thread of its own ends the process.
+    """
     place, nbytes, started = str(copies.reason.site), copies.nbytes, time.monotonic()
+    name, size = group.group_name, group.size()
 
     def finish(waited: float | None) -> list[Tensor]:
         results = copies.put_back()
         seconds = time.monotonic() - started
         LOG.emit(
-            "collective", op=row.op, group=group.group_name, bytes=nbytes, ranks=group.size(), seconds=seconds,
+            "collective", op=row.op, group=name, bytes=nbytes, ranks=size, seconds=seconds,
             fetch_s=fetched, wait_s=waited, site=place,
         )  # fmt: skip
         return results
@@ -177,6 +182,7 @@ def register(device: str) -> None:
     for name in NAMES:
         distributed.Backend.register_backend(name, backend, extended_api=True, devices=["cpu", device])
     lacking.install(NAMES)
+    reducers.install(_serve_the_host)
     c10d.Work.wait = job.waits(c10d.Work.wait)  # type: ignore[method-assign]
     lib = torch.library.Library("c10d", "IMPL")
     _libraries.append(lib)

@@ -27,12 +27,14 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a group: which of its arguments are written and read, by position; of several names one exists."""
+    """A method of a group: which of its arguments are written and read, by position; of several names one exists.
+    `is_flat`: only the number of elements counts, not the shape."""
 
     name: str
     written: int
     read: int | None = None
     reduces: bool = False
+    is_flat: bool = False
 
 
 METHODS = (
@@ -40,14 +42,14 @@ METHODS = (
     Method("allreduce_coalesced", 0, reduces=True),
     Method("reduce", 0, reduces=True),
     Method("reduce_scatter", 0, 1, reduces=True),
-    Method("_reduce_scatter_base", 0, 1, reduces=True),
-    Method("reduce_scatter_single", 0, 1, reduces=True),
+    Method("_reduce_scatter_base", 0, 1, reduces=True, is_flat=True),
+    Method("reduce_scatter_single", 0, 1, reduces=True, is_flat=True),
     Method("reduce_scatter_tensor_coalesced", 0, 1, reduces=True),
     Method("reduce_scatter_single_coalesced", 0, 1, reduces=True),
     Method("broadcast", 0),
     Method("allgather", 0, 1),
-    Method("_allgather_base", 0, 1),
-    Method("all_gather_single", 0, 1),
+    Method("_allgather_base", 0, 1, is_flat=True),
+    Method("all_gather_single", 0, 1, is_flat=True),
     Method("allgather_coalesced", 0, 1),
     Method("allgather_into_tensor_coalesced", 0, 1),
     Method("all_gather_single_coalesced", 0, 1),
@@ -165,6 +167,12 @@ def _as_moved(value: Any) -> Any:
     return value.view(MOVED_AS[value.dtype]) if isinstance(value, Tensor) and value.dtype in MOVED_AS else value
 
 
+def _flat(value: Any) -> Any:
+    """What gloo would cut along its first dimension, which need not be one of as many as there are ranks."""
+    is_one = isinstance(value, Tensor) and value.dim() != 1 and value.is_contiguous()
+    return value.detach().view(-1) if is_one else value
+
+
 def _as_real(value: Any) -> Any:
     return torch.view_as_real(value) if isinstance(value, Tensor) else value
 
@@ -175,6 +183,8 @@ def _wrapped(method: Method, original: Callable[..., Any], is_ours: Callable[[An
         first = next((t for t in leaves([args]) if isinstance(t, Tensor)), None)
         if first is None or kwargs or not is_ours(group):
             return original(group, *args, **kwargs)
+        if method.is_flat:
+            args = tuple(map(_flat, args))
         if not method.reduces:
             if method.name == "gather" and first.dtype.is_complex:  # the one that does not take them
                 return original(group, *(map_leaves(_as_real, a) for a in args))

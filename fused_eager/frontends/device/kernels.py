@@ -23,7 +23,7 @@ from ...log.reasons import Reason
 from ...quiet import uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
-from . import cells, random, recurrent, storages, transfers
+from . import cells, norms, random, recurrent, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
@@ -212,7 +212,7 @@ OWN: dict[str, Callable[..., Any]] = {
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
     called = str(op)
-    own: Any = OWN.get(called) or random.KERNELS.get(called) or cells.KERNELS.get(called)
+    own: Any = next((of[called] for of in (OWN, random.KERNELS, cells.KERNELS, norms.KERNELS) if called in of), None)
     if own is not None:
         return own  # type: ignore[no-any-return]
     info = info_of(op)

@@ -34,17 +34,16 @@ def index_of(device: Any = None) -> int:
     return index
 
 
-class Stream:
+_PRIVATEUSE1: Any = torch._C._autograd.DeviceType.PrivateUse1
+_KIND = int(_PRIVATEUSE1)
+
+
+class Stream(torch.Stream):
     """The device's queue: a device has one, so that whatever is asked of it happens in order."""
 
-    def __init__(self, device: Any = None, priority: int = 0):
-        self.device_index = index_of(device)
-        self.stream_id = 0
-
-    @property
-    def device(self) -> torch.device:
-        """The device whose queue it is."""
-        return torch.device(torch._C._get_privateuse1_backend_name(), self.device_index)
+    def __new__(cls, device: Any = None, priority: int = 0) -> Stream:
+        made: Any = super().__new__(cls, stream_id=0, device_index=index_of(device), device_type=_KIND)
+        return made  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         """Wait until all that was asked of it is done."""
@@ -57,16 +56,16 @@ class Stream:
             arrays = [b.array for b in door.device.table.values() if b.array is not None]
             return not door.stream.nodes and all(a.is_ready() for a in arrays)
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Nothing that is asked from here on happens before what was asked of `stream`: of another device it waits."""
         if stream.device_index != self.device_index:
             stream.synchronize()
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """Nothing that is asked from here on happens before the event."""
         event.wait(self)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
         """An event that has happened when all that was asked so far is done."""
         event = event or Event()
         event.record(self)

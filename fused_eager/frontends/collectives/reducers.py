@@ -1,0 +1,48 @@
+"""The reducer of DistributedDataParallel on a device: it keeps which parameters were used on the host.
+
+It counts there, and for an accelerator copies the counts by way of pinned memory to reduce them, which a device that is
+registered in Python cannot have. Its group reduces CPU tensors as well, so they stay where they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..device.transfers import is_ours
+
+_EMPTY = torch.ops.aten.empty.memory_format
+
+
+class _CountsOnTheHost(TorchDispatchMode):
+    """The only whole numbers that a reducer asks room for are these."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is _EMPTY and given.get("dtype") is torch.int32:
+            given = {**given, "device": torch.device("cpu")}
+        return func(*args, **given)
+
+
+def _made(original: Callable[..., Any], serve: Callable[[Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __init__(self: Any, parameters: Any, buckets: Any, sizes: Any, group: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(map(is_ours, parameters)):
+            original(self, parameters, buckets, sizes, group, *args, **kwargs)
+            return
+        serve(group)
+        with _CountsOnTheHost():
+            original(self, parameters, buckets, sizes, group, *args, **kwargs)
+
+    return __init__
+
+
+def install(serve: Callable[[Any], Any]) -> None:
+    """Once for each process. `serve`: lets a group have CPU tensors reduced."""
+    kind: Any = c10d.Reducer
+    kind.__init__ = _made(kind.__init__, serve)
