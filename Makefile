@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-device test-tpu test-clients test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast test-device test-dist test-tpu test-clients test-full test-services test-wheel test-upstream
 .PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -37,6 +37,11 @@ test-services: .venv/.made-full
 # Tensors on the device, in every mode: all ops of the op corpus, and what is slow.
 test-device: .venv/.made
 	$(BIN)/python -m pytest tests/test_device.py -m "slow or not slow" $(WORKERS) $(ARGS)
+
+# Programs of several processes: each way to train on 2 and 4 ranks, at each door, in each mode, cold and warm; checkpoints,
+# and ranks that are lost. One after the other: each has as many processes as ranks.
+test-dist: .venv/.made
+	$(BIN)/python -m pytest tests/distributed tests/frontends/collectives -m "slow or not slow" $(ARGS)
 
 # Programs as people write them, at both doors, compared with plain PyTorch: writes the table in docs/clients.md, and runs
 # some of them in every mode.
