@@ -219,7 +219,7 @@ class Follower {
         const Ref begins = checked(PyLong_FromLongLong(offset));
         const Ref key = checked(PyTuple_Pack(2, o.block.get(), begins.get()));
         PyObject* input = found(known, key.get());
-        if (input != nullptr) return number(R.native_vid.of(input));
+        if (input != nullptr) return number(R.native.vid.of(input));
       }
       if (o.nbytes != 0 && storage.unsafeGetStorageImpl()->data() == nullptr) return -1;
     } else {
@@ -285,8 +285,9 @@ class Follower {
   void make_outputs() {
     for (const Output& o : c_.outputs) {
       at::Tensor t;
-      if (R.unwritten != nullptr && R.unwritten_least <= o.nbytes && o.nbytes <= R.unwritten_most)
-        t = at::from_blob(R.unwritten, o.sizes, o.strides, [](void*) {}, at::TensorOptions().dtype(o.dtype));
+      if (R.unwritten != 0 && R.unwritten_least <= o.nbytes && o.nbytes <= R.unwritten_most)
+        t = at::from_blob(reinterpret_cast<void*>(R.unwritten), o.sizes, o.strides, [](void*) {},
+                          at::TensorOptions().dtype(o.dtype));
       else
         t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
       auto* storage = t.storage().unsafeGetStorageImpl();

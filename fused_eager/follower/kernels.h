@@ -17,24 +17,12 @@
 namespace fused_eager {
 namespace {
 
-// What happens to an op here: the numbers are those of frontends/context/connection.py.
-enum Treatment : int64_t { OTHER = 0, VIEW = 1, COMPUTE = 2, NATIVE_AT_MOST = 3, READ = 4, UNKNOWN = -1 };
-
-struct Settings {  // of a `Config`
-  Ref config;
-  bool follows = false, measures = false, allows_islands = false;
-  int64_t max_pending = 0;
-};
-
 const Settings& settings_of(PyObject* config) {
-  static auto& last = *new Settings;  // never destroyed: it holds what is Python's
-  if (last.config.get() != config) {
-    const Ref found = checked(PyObject_CallOneArg(R.settings_of, config));
-    last.follows = is_true(PyTuple_GetItem(found.get(), 0));
-    last.measures = is_true(PyTuple_GetItem(found.get(), 1));
-    last.allows_islands = is_true(PyTuple_GetItem(found.get(), 2));
-    last.max_pending = number(PyTuple_GetItem(found.get(), 3));
-    last.config = Ref::borrowed(config);
+  static auto& of = *new Ref;  // never destroyed: it holds what is Python's
+  static Settings last;
+  if (of.get() != config) {
+    last = settings_from(checked(PyObject_CallOneArg(R.settings_of, config)).get());
+    of = Ref::borrowed(config);
   }
   return last;
 }

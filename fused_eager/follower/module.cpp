@@ -20,60 +20,10 @@ struct Names {  // the keyword arguments of `connect`
   }
 };
 
-void find_slots(const Names& names) {
-  PyObject* type = names.of("HostBuffer");
-  R.buffer = {{type, "array"}, {type, "born_native"}, {type, "cdata"}, {type, "epoch"}, {type, "error"},
-              {type, "home"}, {type, "origin"}, {type, "previous"}, {type, "storage"}, {type, "stream"},
-              {type, "vacant"}, {type, "vid"}};
-  type = names.of("Stream");
-  R.stream = {{type, "at"}, {type, "config"}, {type, "ended"}, {type, "epoch"}, {type, "guess"}, {type, "inputs"},
-              {type, "natives"}, {type, "nodes"}, {type, "autotuner"}, {type, "pending"}, {type, "reads"}, {type, "backoff"},
-              {type, "unfinished"}, {type, "vids"}, {type, "shadowed"}};
-  type = names.of("Step");
-  R.step = {{type, "call"}, {type, "compiled"}, {type, "depth"}, {type, "info"}, {type, "likely"}, {type, "node"},
-            {type, "operands"}, {type, "then"}, {type, "vids"}, {type, "warm"}};
-  type = names.of("Node");
-  R.node = {{type, "place"}, {type, "results"}, {type, "scalars"}};
-  type = names.of("Autotuner");
-  R.autotuner = {{type, "countdown"}, {type, "native"}, {type, "stepping"}, {type, "waiting"}};
-  type = names.of("DeviceInput");
-  R.read = {{type, "array"}, {type, "buffer"}, {type, "home"}, {type, "origin"}, {type, "vid"}};
-  R.native_vid = {names.of("NativeInput"), "vid"};
-  type = names.of("Backoff");
-  R.backoff = {{type, "due"}, {type, "left"}};
-}
-
 PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   HANDLE_TH_ERRORS
   const Names names{given};
-  find_slots(names);
-  R.front_door = reinterpret_cast<PyTypeObject*>(names.kept("FrontDoor"));
-  R.place_type = reinterpret_cast<PyTypeObject*>(names.kept("Place"));
-  R.buffer_type = reinterpret_cast<PyTypeObject*>(names.kept("HostBuffer"));
-  R.device_input_type = reinterpret_cast<PyTypeObject*>(names.kept("DeviceInput"));
-  R.table = names.kept("table");
-  R.streams = names.kept("streams");
-  R.deferred = names.kept("deferred");
-  R.site = names.kept("site");
-  R.acquire = names.kept("acquire");
-  R.release = names.kept("release");
-  R.native_input = names.kept("native_input");
-  R.open_native = names.kept("open_native");
-  R.must_stay = names.kept("must_stay");
-  R.is_awaited = names.kept("is_awaited");
-  R.passed_to_other_device = names.kept("passed_to_other_device");
-  R.release_buffer = names.kept("release_buffer");
-  R.with_scalars = names.kept("with_scalars");
-  R.treatment_of = names.kept("treatment_of");
-  R.settings_of = names.kept("settings_of");
-  R.is_internal = names.kept("is_internal");
-  R.count = names.kept("count");
-  R.was_read = names.kept("was_read");
-  R.read_again = names.kept("read_again");
-  R.flags_at = number(names.of("flags_at"));
-  R.unwritten = PyLong_AsVoidPtr(names.of("unwritten"));
-  R.unwritten_least = number(names.of("unwritten_least"));
-  R.unwritten_most = number(names.of("unwritten_most"));
+  find_shared(R, names);
   register_kernels();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

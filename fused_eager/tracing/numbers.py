@@ -22,7 +22,7 @@ from .opinfo import OpInfo
 
 Number = float | int
 
-# Up to where dtypes reach, on either side of zero. The compiled follower has the same (follower/kinds.h).
+# Up to where dtypes reach, on either side of zero. The compiled follower has the same (`follower.spec`).
 BOUNDS = (
     127.0, 128.0, 255.0, 32767.0, 32768.0, 65504.0, 65535.0, 2147483647.0, 2147483648.0, 4294967295.0,
     math.nextafter(2.0**63, 0), torch.finfo(torch.bfloat16).max, torch.finfo(torch.float32).max, sys.float_info.max,

@@ -6,6 +6,7 @@ import atexit
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -18,6 +19,7 @@ from ...devices.buffer import LOCK
 from ...devices.host import buffers, unwritten
 from ...devices.storage import FLAGS_AT
 from ...follower.build import NAME
+from ...follower.spec import Treatment
 from ...log import site
 from ...log.events import LOG
 from ...recording import native, other_devices, pending
@@ -27,14 +29,13 @@ from ...tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from ...tracing.trace import Step
 from . import intercept, readers
 
-# The numbers are those of `Treatment` in kernels.h. What is not here goes to Python.
-VIEW, COMPUTE, NATIVE_AT_MOST, READ = 1, 2, 3, 4
+# What is not here goes to Python.
 TREATMENT = {
-    Kind.VIEW: VIEW,
-    Kind.ALLOCATE: VIEW,
-    Kind.COMPUTE: COMPUTE,
-    Kind.RANDOM: NATIVE_AT_MOST,
-    Kind.CHECK: NATIVE_AT_MOST,
+    Kind.VIEW: Treatment.VIEW,
+    Kind.ALLOCATE: Treatment.VIEW,
+    Kind.COMPUTE: Treatment.COMPUTE,
+    Kind.RANDOM: Treatment.NATIVE_AT_MOST,
+    Kind.CHECK: Treatment.NATIVE_AT_MOST,
 }
 
 
@@ -43,16 +44,47 @@ def treatment_of(name: str, overload: str) -> tuple[OpInfo | None, bool, int]:
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     op = getattr(packet, overload or "default", None)
     if not isinstance(op, OpOverload):
-        return None, False, 0
+        return None, False, Treatment.OTHER
     info = info_of(op)
-    treatment = READ if op is torch.ops.aten._local_scalar_dense.default else TREATMENT.get(info.kind, 0)
-    return info, info.writes_list, treatment
+    if op is torch.ops.aten._local_scalar_dense.default:
+        return info, info.writes_list, Treatment.READ
+    return info, info.writes_list, TREATMENT.get(info.kind, Treatment.OTHER)
 
 
 def settings_of(config: Config) -> tuple[bool, bool, bool, int]:
-    """What it has to know of a context's options."""
+    """`spec.SETTINGS` of a context's options."""
     follows = config.mode == "fused" and config.follower != "python" and config.log != "ops"
     return follows, config.measures, config.islands == "allow", config.max_pending
+
+
+def shared() -> dict[str, Any]:
+    """What is named in `follower.spec`."""
+    named: dict[str, Any] = {
+        "table": buffers.TABLE,
+        "streams": STREAMS.refs,
+        "deferred": run.DEFERRED,
+        "site": vars(site),
+        "acquire": LOCK.acquire,
+        "release": LOCK.release,
+        "native_input": pending.native_input,
+        "open_native": native.open_native,
+        "must_stay": native.must_stay,
+        "is_awaited": native.is_awaited,
+        "passed_to_other_device": other_devices.passed,
+        "release_buffer": buffers.HostBuffer.release,
+        "with_scalars": Node.with_scalars,
+        "treatment_of": treatment_of,
+        "settings_of": settings_of,
+        "is_internal": site.is_internal,
+        "count": LOG.count,
+        "was_read": readers.was_read,
+        "read_again": readers.read_again,
+        "flags_at": FLAGS_AT,
+        "unwritten": unwritten.address(),
+        "unwritten_least": unwritten.LEAST,
+        "unwritten_most": unwritten.MOST,
+    }
+    return {kind.__name__: kind for kind in _CLASSES} | named
 
 
 def load(path: Path) -> ModuleType:
@@ -61,36 +93,11 @@ def load(path: Path) -> ModuleType:
     Raises:
         ImportError, RuntimeError, AttributeError: it was made for another torch, or another state of the runtime.
     """
-    spec = importlib.util.spec_from_file_location(NAME, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.connect(
-        **{kind.__name__: kind for kind in _CLASSES},
-        table=buffers.TABLE,
-        streams=STREAMS.refs,
-        deferred=run.DEFERRED,
-        site=vars(site),
-        acquire=LOCK.acquire,
-        release=LOCK.release,
-        native_input=pending.native_input,
-        open_native=native.open_native,
-        must_stay=native.must_stay,
-        is_awaited=native.is_awaited,
-        passed_to_other_device=other_devices.passed,
-        release_buffer=buffers.HostBuffer.release,
-        with_scalars=Node.with_scalars,
-        treatment_of=treatment_of,
-        settings_of=settings_of,
-        is_internal=site.is_internal,
-        count=LOG.count,
-        was_read=readers.was_read,
-        read_again=readers.read_again,
-        flags_at=FLAGS_AT,
-        unwritten=unwritten.address(),
-        unwritten_least=unwritten.LEAST,
-        unwritten_most=unwritten.MOST,
-    )
+    found = importlib.util.spec_from_file_location(NAME, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    module.connect(**shared())
     module.open(not profiled.on)
     atexit.register(module.open, False)  # a thread that goes on would look for an interpreter
     return module
