@@ -14,11 +14,11 @@ import base64
 import binascii
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-Value = None | bool | int | float | str | bytes | tuple | list | Mapping
+Value = None | bool | int | float | str | bytes | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 MAX_DEPTH = 100  # regions are flat lists; deeper means a cycle or an attack on the reader's stack
 _JSON_INT = 2**53  # beyond this other languages' JSON readers round
@@ -177,10 +177,11 @@ def from_json(form: Any, path: str = "", _depth: int = 0) -> Any:
 def _float(text: str) -> float:
     if len(text) != 16:
         raise ValueError("a float is 16 hex digits")
-    return struct.unpack(">d", bytes.fromhex(text))[0]
+    (found,) = struct.unpack(">d", bytes.fromhex(text))
+    return float(found)
 
 
-_SCALARS = {
+_SCALARS: dict[str, Callable[[str], Any]] = {
     "f": _float,
     "i": lambda text: int(text, 16),
     "b": lambda text: base64.b64decode(text, validate=True),

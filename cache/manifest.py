@@ -228,7 +228,7 @@ def _members(form: Any, names: frozenset[str], path: str, optional: frozenset[st
 def _text(value: Any, path: str) -> str:
     if type(value) is not str or len(value) > 4096:
         _bad(path)
-    return freeze(value, path)
+    return str(freeze(value, path))
 
 
 def _count(value: Any, path: str) -> int:

@@ -21,7 +21,7 @@ class PackError(Exception):
 
 
 def _zstd_pack(data: bytes) -> bytes:
-    return need("zstandard").ZstdCompressor(level=3).compress(data)
+    return bytes(need("zstandard").ZstdCompressor(level=3).compress(data))
 
 
 def _zstd_unpack(data: bytes, size: int) -> bytes:

@@ -83,7 +83,7 @@ class RedisStore(Store):
         )  # fmt: skip
         key = self._key(name)
         with self._coded():
-            return self._client.eval(_SWAP, 1, key, *arguments) == 1
+            return bool(self._client.eval(_SWAP, 1, key, *arguments) == 1)
 
     def close(self) -> None:
         with self._coded():

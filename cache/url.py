@@ -18,7 +18,8 @@ from fused_eager.cache.manifest import Origin
 from fused_eager.cache.memory import MemoryStore
 from fused_eager.cache.sign import load_keyring
 from fused_eager.cache.store import Store
-from fused_eager.cache.tiers import Cache, Observer, Tier
+from fused_eager.cache.tier import Tier
+from fused_eager.cache.tiers import Cache, Observer
 
 SHARED_BYTES = 64 << 30  # bound of a shared directory
 

@@ -26,7 +26,8 @@ T = TypeVar("T")
 def enable_x64(on: bool) -> AbstractContextManager[None]:
     """Traces and arrays with 64-bit numbers, or without, in the body."""
     where = jax if hasattr(jax, "enable_x64") else _experimental  # as it was before jax 0.8
-    return where.enable_x64(on)
+    found: AbstractContextManager[None] = where.enable_x64(on)
+    return found
 
 
 # XLA:CPU leaves products and, from jaxlib 0.10.2 on, sums and extrema to YNNPACK, which gets some sums wrong without a
@@ -138,7 +139,7 @@ def options(library: dict[str, str]) -> bytes:
     """What `compiled` compiles with, as JAX's switches and XLA_FLAGS have it, serialised."""
     client, alone = device().client, np.array([[device().id]])
     made = compiler.get_compile_options(1, 1, alone, env_options_overrides=library, backend=client)
-    return made.SerializeAsString()
+    return bytes(made.SerializeAsString())
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,21 @@ def upward(source: str, package: str) -> list[str]:
 def test_packages_of_the_runtime_import_those_before_them(path: Path) -> None:
     found = upward(path.read_text(), ".".join(path.relative_to(ROOT / "fused_eager").parts[:-1]))
     assert [name for name in found if not inside(name, LATE.get(short(path), ()))] == []
+
+
+def project() -> dict[str, Any]:
+    """pyproject.toml."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    found: dict[str, Any] = toml.loads((ROOT / "pyproject.toml").read_text())
+    return found
+
+
+def test_types_of_what_users_import_are_strict() -> None:
+    overrides = project()["tool"]["mypy"]["overrides"]
+    (strict,) = (row for row in overrides if row.get("disallow_any_generics"))
+    homes = {f"fused_eager.{home}" for home in fused_eager._HOMES.values()}
+    assert homes <= set(strict["module"])
+    assert strict["disallow_untyped_calls"] and strict["warn_return_any"] and not strict["implicit_reexport"]
 
 
 @pytest.mark.parametrize(
@@ -280,15 +296,13 @@ def test_every_environment_variable_is_in_the_registry() -> None:
 
 
 def test_every_package_is_installed() -> None:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    project = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     found = {
         ".".join([FOLDERS[parts[0]], *parts[1:]])
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("__init__.py")
         if (parts := path.relative_to(ROOT).parts[:-1])
     }
-    assert set(project["packages"]) == found
+    assert set(project()["tool"]["setuptools"]["packages"]) == found
     assert {project["package-dir"][name]: name for name in FOLDERS.values()} == FOLDERS
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.*"):

@@ -65,7 +65,7 @@ def code_of(dtype: torch.dtype) -> int:
         RuntimeError, BufferError: DLPack has none.
     """
     sample = torch._C._to_dlpack(torch.empty(0, dtype=dtype))  # type: ignore[attr-defined]
-    return ManagedTensor.from_address(_pointer_of(sample, _NAME)).dtype
+    return int(ManagedTensor.from_address(_pointer_of(sample, _NAME)).dtype)
 
 
 _libc = ctypes.CDLL(None)

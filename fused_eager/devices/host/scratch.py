@@ -28,7 +28,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from ...log.events import LOG
 from ...xla import enable_x64
 from ..home import Home, home_of
-from .heap import LARGE
+from .heap import LARGE as LARGE
 
 FLUSHES = 8  # the last so many say how much is kept
 
@@ -51,7 +51,7 @@ class Held:
     @property
     def is_lent(self) -> bool:
         """Whether that storage still lives."""
-        return self.storage is not None and not self.storage.expired()
+        return self.storage is not None and not self.storage.expired()  # type: ignore[no-untyped-call]
 
     def is_free(self) -> bool:
         """Whether nothing refers to the memory but this: to be written over without waiting for anybody."""
@@ -85,7 +85,7 @@ class Scratch:
     def lend(self, array: jax.Array, storage: torch.UntypedStorage) -> None:
         """A storage has taken over an array's memory."""
         if self.asked and array.nbytes >= LARGE:
-            self.lent.append(Held(array, StorageWeakRef(storage)))
+            self.lent.append(Held(array, StorageWeakRef(storage)))  # type: ignore[no-untyped-call]
 
     def collect(self) -> None:
         """Take back what was lent to storages that have died."""

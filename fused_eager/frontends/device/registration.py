@@ -170,7 +170,7 @@ def _patch() -> None:
             return made
         return storages.untyped(args[0] if args else int(kwargs.get("size", 0)), index)
 
-    torch.UntypedStorage.__new__ = made  # type: ignore[method-assign,assignment]
+    torch.UntypedStorage.__new__ = made  # type: ignore[method-assign,assignment,unused-ignore]
 
     resize = torch.UntypedStorage.resize_
 
@@ -181,7 +181,7 @@ def _patch() -> None:
         storages.give(self, size)
         return self
 
-    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment,unused-ignore]
 
     synchronize = torch.accelerator.synchronize
 

@@ -190,8 +190,12 @@ class JaxOp:
             static.append(str(spec))
 
     def _static(self, p: Parameter, value: Any) -> Hashable:
-        if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
-            value = value.__int__() if isinstance(value, torch.SymInt) else value.node.guard_bool("", 0)
+        if isinstance(value, torch.SymInt):  # what it is here is guarded from here on
+            value = int(value)
+        elif isinstance(value, torch.SymBool):
+            value = bool(value)
+        elif isinstance(value, torch.SymFloat):
+            value = float(value)
         if isinstance(value, Tensor):
             raise self._unfit(p, value, "static, and so no tensor")
         if isinstance(value, list):

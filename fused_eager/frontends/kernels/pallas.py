@@ -196,6 +196,7 @@ def pallas_op(
     def decorate(function: Callable[..., Any]) -> PallasOp:
         own = None if name is None or not isinstance(name, str) else name
         options = {"configs": [dict(c) for c in configs]}
-        return declared(function, own, schema, mutates_args, static, traced, autocast, options, PallasOp)
+        made: PallasOp = declared(function, own, schema, mutates_args, static, traced, autocast, options, PallasOp)
+        return made
 
     return decorate if name is None or isinstance(name, str) else decorate(name)
