@@ -302,13 +302,14 @@ def test_every_package_is_installed() -> None:
         for path in (ROOT / folder).rglob("__init__.py")
         if (parts := path.relative_to(ROOT).parts[:-1])
     }
-    assert set(project()["tool"]["setuptools"]["packages"]) == found
-    assert {project["package-dir"][name]: name for name in FOLDERS.values()} == FOLDERS
+    setup = project()["tool"]["setuptools"]
+    assert set(setup["packages"]) == found
+    assert {setup["package-dir"][name]: name for name in FOLDERS.values()} == FOLDERS
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.*"):
             if path.suffix not in (".py", ".pyc"):
                 name = ".".join([package, *path.relative_to(ROOT / folder).parts[:-1]])
-                assert any(fnmatch(path.name, kind) for kind in project["package-data"].get(name, ())), short(path)
+                assert any(fnmatch(path.name, kind) for kind in setup["package-data"].get(name, ())), short(path)
 
 
 def test_public_names_exist_and_are_documented() -> None:
