@@ -55,8 +55,8 @@ def rows(client: Client) -> list[str]:
 
 
 def _version(client: Client) -> str:
-    name = client.command[0].partition("_")[0]
-    package = {"transformers": "transformers", "peft": "peft", "accelerate": "accelerate"}.get(name, "torch")
+    package = client.needs[0] if client.needs else "torch"
+    package = "transformers" if client.command[0].startswith("transformers") else package
     try:
         return f"{package} {version(package).partition('+')[0]}"
     except PackageNotFoundError:

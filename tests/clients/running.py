@@ -52,7 +52,7 @@ def run(client: Client, door: Door | None, folder: Path, timeout: float = 900) -
     environment.update(SETTINGS, FUSED_EAGER_CACHE_DIR=str(folder / "cache"))
     began = time.perf_counter()
     done = subprocess.run(
-        [*command, *(door.theirs if door else ())],
+        [*command, *(door.theirs if door else ()), *(client.on_device if door and door.theirs else ())],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -82,9 +82,12 @@ def differences(plain: Any, found: Any, tolerance: float, skipped: tuple[str, ..
             return [f"{at}: {found.dtype}{tuple(found.shape)}, not {plain.dtype}{tuple(plain.shape)}"]
         if not plain.numel():
             return []
-        apart = (plain.double() - found.cpu().double()).abs().max().item()
-        allowed = tolerance * max(plain.double().abs().max().item(), 0.1) if plain.is_floating_point() else 0.0
+        if plain.is_floating_point() and not torch.equal(plain.isnan(), found.cpu().isnan()):
+            return [f"{at}: NaN in other places"]
+        apart = (plain.double() - found.cpu().double()).nan_to_num(0.0).abs().max().item()
+        reach = plain.double().nan_to_num(0.0).abs().max().item()
+        allowed = tolerance * max(reach, 0.1) if plain.is_floating_point() else 0.0
         return [] if apart <= allowed else [f"{at}: {apart:.2e} apart, {allowed:.2e} is allowed"]
-    if isinstance(plain, float):
+    if isinstance(plain, float) and plain == plain:
         return [] if abs(plain - found) <= tolerance * max(abs(plain), 0.1) else [f"{at}: {found}, not {plain}"]
-    return [] if plain == found else [f"{at}: {found}, not {plain}"]
+    return [] if plain == found or (plain != plain and found != found) else [f"{at}: {found}, not {plain}"]

@@ -15,6 +15,7 @@ class Client:
     tolerance: float = 2e-3  # of what it computes, against plain PyTorch on the CPU
     differs: str = ""  # why it is larger than that, or what is not compared
     skipped: tuple[str, ...] = ()  # what is not compared, by the name in its results
+    on_device: tuple[str, ...] = ()  # how the program is told of the device, beyond `--device tpu`
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Door:
 _HALF = "autocast's list of ops is the accelerators', not the CPU's"
 _ROUNDED = ("model", "words")  # what hangs on single roundings of a half type
 _STEEP = "trained with a learning rate of 5, rounding doubles at each step"
+_LIGHTNING = ("--accelerator", "fused_eager", "--strategy", "fused_eager")
 
 CLIENTS = (
     Client("MNIST", ("mnist.py",)),
@@ -74,6 +76,17 @@ CLIENTS = (
     Client("accelerate", ("accelerate_loop.py",), ("accelerate",)),
     Client("peft: LoRA", ("peft_lora.py",), ("peft", "accelerate")),
     Client("peft: DoRA", ("peft_lora.py", "--dora"), ("peft", "accelerate")),
+    Client("Lightning: Trainer", ("lightning_trainer.py",), ("lightning",), on_device=_LIGHTNING),
+    Client(
+        "Lightning: Trainer, bf16",
+        ("lightning_trainer.py", "--precision", "bf16-mixed"),
+        ("lightning",),
+        3e-2,
+        _HALF,
+        ("model",),
+        _LIGHTNING,
+    ),
+    Client("Lightning: Fabric", ("fabric_loop.py",), ("lightning",), on_device=_LIGHTNING),
 )
 
 DOORS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -67,4 +68,7 @@ def test_differences_are_found() -> None:
     b: Any = {"losses": [1.0, 2.1], "model": {"w": torch.tensor([1.0, 1.0, 1.5])}, "words": [1, 3]}
     assert [d.partition(":")[0] for d in differences(a, b, 1e-3)] == ["/losses[1]", "/model/w", "/words[1]"]
     assert differences(a, b, 1e-3, ("model", "words")) == ["/losses[1]: 2.1, not 2.0"]
+    nothing = {"w": torch.tensor([1.0, math.nan]), "f": math.nan}
+    assert not differences(nothing, {"w": torch.tensor([1.0, math.nan]), "f": math.nan}, 1e-3)
+    assert len(differences(nothing, {"w": torch.tensor([math.nan, 1.0]), "f": 1.0}, 1e-3)) == 2
     assert differences(a, {**a, "model": {"w": torch.ones(4)}}, 1e-3) and differences(a, {"losses": []}, 1e-3)
