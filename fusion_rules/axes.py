@@ -126,7 +126,9 @@ def centre(x: Any, axes: Axes) -> Any:
     if not many or np.dtype(x.dtype).kind != "f":
         return mean
     first = lax.slice(x, [0] * x.ndim, [1 if a in axes else n for a, n in enumerate(x.shape)])
-    rounding = np.asarray(max(4.0, math.sqrt(many)) * np.finfo(x.dtype).eps, x.dtype)
+    # Of the count as it stands in the trace: a count that is a symbol is a number there like any other.
+    steps = lax.max(lax.sqrt(np.asarray(many, "float32")), np.float32(4))
+    rounding = (steps * np.float32(np.finfo(x.dtype).eps)).astype(x.dtype)
     return lax.select(lax.abs(mean - first) <= rounding * lax.abs(first), first, mean)
 
 

@@ -51,7 +51,7 @@ from fused_eager.follower import build
 build.obstacle() or build.build()
 assert build.obstacle() or build.is_built()
 """
-COMMANDS = ("run", "report", "diff", "top", "explain", "config", "cache", "warm", "forecast", "ops", "doctor")
+COMMANDS = ("run", "report", "diff", "top", "explain", "config", "cache", "warm", "forecast", "export", "ops", "doctor")
 pytestmark = pytest.mark.slow
 
 

@@ -33,6 +33,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("cache", "commands.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
     Command("warm", "commands.warming", "compile a program's regions for TPUs that are not here, into the cache", True),
     Command("forecast", "commands.forecasting", "say what a program's step would take on TPUs that are not here", True),
+    Command("export", "commands.export", "write a program of torch.export's as one that plain JAX runs"),
     Command("ops", "commands.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("bug-report", "commands.bug_report", "run a program and put what a report of a bug needs into a zip file"),
     Command("doctor", "commands.doctor", "say what was found: versions, devices, cache, known-bad combinations"),

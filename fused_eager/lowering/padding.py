@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +38,8 @@ from fused_eager.fusion_rules.padded import (
 from fused_eager.fusion_rules.padded_rows import answer
 
 from .straight_line import Program, Step, flatten
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class Padded:
     flat: dict[int, list[Program]]
     answers: dict[int, Answer] = field(default_factory=dict)  # by a step's identity
     forms: dict[int, Form] = field(default_factory=dict)
-    numbers: dict[tuple[int, int], tuple[str, int, int]] = field(default_factory=dict)  # of a step's operands
+    numbers: dict[tuple[int, int], tuple[Callable[[Any], Any], int, int]] = field(
+        default_factory=dict
+    )  # of a step's operands
     branches: dict[int, list[Padded]] = field(default_factory=dict)  # of conditions
     outputs: list[Form] = field(default_factory=list)
 
@@ -107,9 +111,8 @@ class Padded:
         line = self.numbers.get((id(step), k))
         if line is None:
             return jnp.asarray(v.val, v.aval.dtype)
-        how, slope, rest = line
-        made = size * slope + rest
-        return _FORMULAS[how](made).astype(v.aval.dtype)
+        formula, slope, rest = line
+        return formula(size * slope + rest).astype(v.aval.dtype)
 
     def _run(self, step: Step, taken: list[Any], size: Any) -> Sequence[Any]:
         found = self.answers.get(id(step))
@@ -347,18 +350,32 @@ def _number(made: Padded, step: Step, k: int, v: Literal, w: Literal) -> None:
         return
     if v.aval.shape or not np.isrealobj(v.val):
         raise Refused("a constant depends on the size")
-    high, low, kind = float(v.val), float(w.val), v.aval.dtype.type
-    if not (math.isfinite(high) and math.isfinite(low)):
-        raise Refused("a number depends on the size")
+    found = formula_of([v.val, w.val], v.aval.dtype, lambda whole: made.bucket.linear(*whole))
+    if found is None:
+        raise Refused("a number is not linear in the size, nor a fraction of one that is")
+    formula, (slope, rest) = found
+    made.numbers[id(step), k] = (formula, slope, rest)
+
+
+def formula_of(
+    values: Sequence[Any], dtype: Any, line: Callable[[list[Any]], T]
+) -> tuple[Callable[[Any], Any], T] | None:
+    """What a lowering has computed of a size, where a number is one of `values` at several: the formula, and what
+    `line` says of the whole numbers that it is of. `line` raises where they are no such numbers.
+
+    None if it is nothing that is known.
+    """
+    kind, given = dtype.type, [float(v) for v in values]
+    if not all(map(math.isfinite, given)):
+        return None
     for how, guess in _GUESSES.items():
         try:
-            whole = guess(high), guess(low)
-            if [kind(_FORMULAS[how](np.float64(n))) for n in whole] == [kind(high), kind(low)]:
-                made.numbers[id(step), k] = (how, *made.bucket.linear(*whole))
-                return
+            whole = [guess(v) for v in given]
+            if [kind(_FORMULAS[how](np.float64(n))) for n in whole] == [kind(v) for v in given]:
+                return _FORMULAS[how], line(whole)
         except (Refused, ZeroDivisionError):
             continue
-    raise Refused("a number is not linear in the size, nor a fraction of one that is")
+    return None
 
 
 # What a lowering computes of a size, from a whole number that is linear in it, and that number again.

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
-          "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
+# Primitives that are calls, and which of their parameters is the function.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
+         "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -185,7 +186,7 @@ def _inline(program: Program, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Seque
         if eqn.params.get("branches_platforms"):  # a cond over the platform that it is compiled for
             inner, given = _of_platform(eqn), given[1:]
         else:
-            inner = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            inner = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
         if inner is None:
             outputs: Sequence[Any] = program.apply(eqn, given)
             if reshapes:
