@@ -16,7 +16,7 @@ from jax import lax
 
 from .axes import peak, total
 from .lowering import Context, NoLowering
-from .platforms import Variants
+from .platforms import Variants, variants
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
 
@@ -132,6 +132,7 @@ def _part(mask: jax.Array | None, start: int, end: int, keys: int) -> jax.Array 
     return None if mask is None else mask[start:end, :keys]
 
 
+@variants
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, causal: bool, scale: float | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -153,6 +154,7 @@ def attend(
     return run.each(body, q, k, v)
 
 
+@variants
 def attend_backward(
     grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array, mask: jax.Array | None,
     causal: bool, scale: float | None,

@@ -23,7 +23,7 @@ from ...log.reasons import Reason
 from ...quiet import uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
-from . import cells, norms, random, recurrent, storages, transfers
+from . import attention, cells, norms, random, recurrent, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
@@ -274,9 +274,9 @@ def register() -> None:
         kernel = kernel_for(op)
         if kernel is not None:
             lib.impl(op.name().removeprefix("aten::"), uncompiled(kernel), KEY)
-    for name, layer in recurrent.KERNELS.items():
-        lib.impl(name, uncompiled(layer), KEY)
-        lib.impl(name, layer, f"Autograd{KEY}")
+    for name, whole in {**recurrent.KERNELS, **attention.KERNELS}.items():
+        lib.impl(name, uncompiled(whole), KEY)
+        lib.impl(name, whole, f"Autograd{KEY}")
     for op in recurrent.OPS:
         ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
     rest.fallback(uncompiled(_fallback), KEY)

@@ -1,0 +1,92 @@
+"""Attention: `scaled_dot_product_attention` as one op, whose derivative is another, as CPU tensors have it.
+
+torch asks backends in C++ whether they have that, and takes attention of the others apart, into products whose scores
+are kept for the way back. So it is met where it is still whole. What the op has not is left to torch's own form:
+dropout, gradients of a mask, derivatives of derivatives, tangents, and what `torch.nn.attention.sdpa_kernel` forbids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .doors import is_on_device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _by_torch(*args: Any, **kwargs: Any) -> Tensor:
+    op = aten.scaled_dot_product_attention.default
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    """The op and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: Any) -> Tensor:
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(q, k, v, out, lse, mask)
+        ctx.how = causal, scale
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, out, lse, mask = ctx.saved_tensors
+        (grad,), (causal, scale) = grads, ctx.how
+        if torch.is_grad_enabled():  # of this derivative another one may be asked
+            wanted = [t for t, needs in zip((q, k, v), ctx.needs_input_grad, strict=False) if needs]
+            made = _by_torch(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            of = iter(torch.autograd.grad(made, wanted, grad, create_graph=True))
+            found = tuple(next(of) if needs else None for needs in ctx.needs_input_grad[:3])
+        else:
+            found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+            )
+        return (*found, None, None, None)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What stands for `scaled_dot_product_attention` on the device."""
+    given = (query, key, value)
+    if dropout_p or not _fits(*given, attn_mask, is_causal, enable_gqa):
+        return _by_torch(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+    return _Attention.apply(*given, attn_mask, is_causal, scale)  # type: ignore[no-any-return]
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, grouped: bool) -> bool:
+    """Whether the op takes such a call, as far as it is none that torch refuses."""
+    if not all(t.ndim == 4 and t.numel() and is_on_device(t) for t in (q, k, v)):
+        return False
+    batch, heads, _, width = q.shape
+    if k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, width) or {k.dtype, v.dtype} != {q.dtype}:
+        return False
+    if q.dtype not in _FLOATS or not (k.shape[1] == heads or (grouped and heads % k.shape[1] == 0)):
+        return False
+    if mask is not None:
+        if causal or mask.ndim not in (2, 4) or not is_on_device(mask) or mask.requires_grad:
+            return False
+        whole = (batch, heads, q.shape[2], k.shape[2])[4 - mask.ndim :]
+        alike = all(n in (1, m) for n, m in zip(mask.shape, whole, strict=True))
+        if not alike or mask.dtype not in (torch.bool, q.dtype):
+            return False
+    return bool(torch.backends.cuda.flash_sdp_enabled()) and forward_ad._current_level < 0
+
+
+KERNELS = {"scaled_dot_product_attention": attention}
