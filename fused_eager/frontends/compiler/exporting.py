@@ -169,7 +169,7 @@ def _with_rows(tree: Any) -> Any:
 
 
 def _first_axes(tree: Any) -> torch.export.ShapesCollection:
-    shapes, batch = torch.export.ShapesCollection(), torch.export.Dim("batch", min=1)
+    shapes, batch = torch.export.ShapesCollection(), torch.export.Dim("batch", min=1)  # type: ignore[no-untyped-call]
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             shapes[leaf] = {0: batch}
