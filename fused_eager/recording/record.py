@@ -168,6 +168,8 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     if call.tiny and _is_native(stream, tensors):
         return native.run_tiny(info, args, kwargs, [tensors[i] for i in written])
     why = refusal(stream, info, tensors, written, call.overlapping)
+    if why and len(written) > 1 and _goes_one_by_one(info, args):
+        return _one_by_one(stream, info, args, kwargs)
     if why:
         return _at_once(stream, info, args, kwargs, why)
     if info.island and stream.config.islands != "allow":
@@ -196,6 +198,23 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         if not stream.nodes:
             stream.reset()  # what it was to read may be at home, where only a shadowed stream finds it
         raise
+
+
+def _goes_one_by_one(info: OpInfo, args: Any) -> bool:
+    """Whether an op does with a list of tensors what it would do with each in turn."""
+    if not (info.writes_list and info.op._schema.name.startswith("aten::_foreach_")):
+        return False
+    return not ("scalars" in info.names and isinstance(args[info.names.index("scalars")], Tensor))
+
+
+def _one_by_one(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record such a call, whose tensors share memory, as one of each: as ATen does it. What of them is written where
+    others are read is for the calls to say."""
+    number = len(args[info.written[0]])
+    for i in range(number):
+        of_one = [[a[i]] if isinstance(a, (list, tuple)) and len(a) == number else a for a in args]
+        out = record(stream, info, tuple(of_one), kwargs)
+    return out
 
 
 def _is_native(stream: Stream, tensors: Sequence[Tensor]) -> bool:

@@ -9,6 +9,9 @@ import time
 import pytest
 import torch
 
+from fused_eager.frontends.device.doors import DOORS
+from fused_eager.log.events import LOG
+
 from .compare import TPU
 
 
@@ -49,6 +52,29 @@ def test_events_and_streams() -> None:
         torch.tpu.current_stream().wait_stream(torch.tpu.default_stream())
     with pytest.raises(RuntimeError, match="enable_timing"):
         torch.tpu.Event().elapsed_time(last)
+
+
+def test_an_event_cuts_nothing_until_it_is_asked_for() -> None:
+    x = torch.ones(8, device=TPU)
+    x.sum().item()
+    flushes = len(LOG.of("flush"))
+    y = x + 1
+    event = torch.tpu.current_stream().record_event()
+    torch.tpu.current_stream().wait_event(event)
+    y = y * 2
+    assert len(LOG.of("flush")) == flushes or DOORS[0].stream.config.mode != "fused"
+    event.synchronize()
+    assert event.query() and len(LOG.of("flush")) > flushes
+    late = torch.tpu.Event()
+    assert late.query()  # nobody has recorded it
+    late.record()
+    assert y.tolist() == [4.0] * 8 and late.query()
+
+
+def test_a_queue_is_torchs_own_kind() -> None:
+    queue = torch.tpu.Stream(TPU)
+    assert isinstance(queue, torch.Stream) and queue == torch.tpu.current_stream() and queue.device == TPU
+    torch.ones(3, device=TPU).record_stream(queue)
 
 
 def test_modes_have_torch_tpus_names() -> None:

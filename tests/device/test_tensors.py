@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from fused_eager.frontends.device.doors import DOORS
+from fused_eager.log.events import LOG
 
-from .compare import TPU, check
+from .compare import TPU, check, same
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
@@ -262,3 +263,46 @@ def test_numbers_that_are_kept_on_the_device_are_told_apart_to_the_bit() -> None
 def test_kinds_of_tensors_that_are_not_there_are_refused_by_name(kind: str, call: Callable[[], Any]) -> None:
     with pytest.raises(NotImplementedError, match=f"tpu has no {kind} tensors"):
         call()
+
+
+def test_a_storage_is_emptied_and_filled_again_without_waiting_for_who_reads_it() -> None:
+    """As FSDP2 does with the parameters of each layer."""
+    x = torch.arange(6.0, device=TPU)
+    x.sum().item()
+    flushes = len(LOG.of("flush"))
+    y, storage = x * 2, x.untyped_storage()
+    storage.resize_(0)
+    storage.resize_(24)
+    x.copy_(y + 1)
+    z = x * 1
+    storage.resize_(0)
+    assert len(LOG.of("flush")) == flushes or DOORS[0].stream.config.mode != "fused"
+    assert storage.nbytes() == 0 and z.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0] and y.tolist()[1] == 2.0
+    storage.resize_(24)
+    assert x.tolist() == [0.0] * 6
+    part = x[2:4]
+    part.add_(3)
+    storage.resize_(48)  # and what is there stays where it grows
+    assert x.tolist() == [0.0, 0.0, 3.0, 3.0, 0.0, 0.0]
+    half = torch.ones(4, dtype=torch.float16, device=TPU).untyped_storage()
+    half.resize_(0)
+    half.resize_(7)
+    assert half.nbytes() == 7 and half.cpu().tolist() == [0] * 7
+
+
+def test_lists_of_tensors_that_share_memory_are_recorded_one_by_one() -> None:
+    """As FSDP2 copies parameters into what it gathers."""
+
+    def changed(d: Any) -> list[torch.Tensor]:
+        whole = torch.arange(12.0, device=d)
+        parts = list(whole.split([3, 4, 5]))
+        source = [torch.sin(torch.arange(float(n), device=d)) for n in (3, 4, 5)]
+        torch._foreach_copy_(parts, source)
+        torch._foreach_add_(parts, [p * 2 for p in parts], alpha=3)
+        torch._foreach_addcmul_(parts, source, source, [1.0, 2.0, 3.0])
+        torch._foreach_mul_([whole[:6], whole[3:9]], 2.5)  # one after the other
+        return [whole]
+
+    islands = len(LOG.of("island"))
+    same(changed("cpu"), changed(TPU))
+    assert len(LOG.of("island")) == islands

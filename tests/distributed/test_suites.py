@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUITES = {"each": 32, "training": 6, "parallel": 20, "differing": 7}  # with how many programs
+SUITES = {"each": 32, "training": 7, "parallel": 20, "differing": 7}  # with how many programs
 WAIT = {"compile": "wait", "native": "never"}
 Options = dict[str, Any] | None  # of a rank; None: it is plain
 
@@ -54,7 +54,7 @@ def check(suite: str, door: str, folder: Path, options: list[Options], world: in
         said = ranks(suite, door, folder, options, world)
         wrong = [f"rank {r}, {name}: {text}" for r, of in enumerate(said) for name, text in of.items() if text]
         assert not wrong, "\n".join(wrong)
-        assert all(len(of) == SUITES[suite] for of in said)
+        assert all(len(of) == SUITES.get(suite, 3) for of in said)
 
 
 def of_suites(*short: str) -> pytest.MarkDecorator:
@@ -71,6 +71,11 @@ def test_in_contexts(suite: str, tmp_path: Path) -> None:
 @of_suites("each", "training")
 def test_on_the_device(suite: str, tmp_path: Path) -> None:
     check(suite, "device", tmp_path, [{}], times=1 + (suite == "training"))
+
+
+@pytest.mark.parametrize("door", ["context", "device"])
+def test_regions_of_a_step(door: str, tmp_path: Path) -> None:
+    check("regions", door, tmp_path, [WAIT if door == "context" else {}], times=1)
 
 
 MIXED: dict[str, list[list[Options]]] = {

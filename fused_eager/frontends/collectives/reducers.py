@@ -42,7 +42,17 @@ def _made(original: Callable[..., Any], serve: Callable[[Any], Any]) -> Callable
     return __init__
 
 
+def _set(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _set_static_graph(self: Any) -> None:  # which begins to count anew
+        with _CountsOnTheHost():
+            original(self)
+
+    return _set_static_graph
+
+
 def install(serve: Callable[[Any], Any]) -> None:
     """Once for each process. `serve`: lets a group have CPU tensors reduced."""
     kind: Any = c10d.Reducer
     kind.__init__ = _made(kind.__init__, serve)
+    kind._set_static_graph = _set(kind._set_static_graph)

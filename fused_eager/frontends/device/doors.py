@@ -20,6 +20,7 @@ from ... import config
 from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...devices.buffer import LOCK
+from ...devices.home import Home
 from ...devices.storage import offset_of, storage_of
 from ...log.reasons import Reason
 from ...recording import record, rounds
@@ -96,10 +97,14 @@ class Door:
     def replace(self, b: AcceleratorBuffer, home: Tensor) -> None:
         """Give a storage another value: a dense tensor of the host's, which nobody else writes."""
         with LOCK:
-            self.stream.pending.pop(b.cdata, None)
-            b.release()
-            b.home, b.origin = (home.dtype, tuple(home.shape)), None
+            self.forget(b, (home.dtype, tuple(home.shape)))
             b.array = self.device.put(home)
+
+    def forget(self, b: AcceleratorBuffer, home: Home) -> None:
+        """A storage has nothing of what it held, whatever still reads that: it is as if nobody had written it."""
+        self.stream.pending.pop(b.cdata, None)
+        b.release()
+        b.home, b.origin = home, None
 
     def finish(self, reason: Reason) -> None:
         """Run all that is pending and wait for it."""

@@ -85,11 +85,15 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """A point in a device's queue. `enable_timing`: with its time."""
+    """A point in a device's queue. `enable_timing`: with its time.
+
+    An event without one cuts no region: what is pending as it is recorded begins to run when the event is asked for.
+    """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self.enable_timing = enable_timing
         self._waits: list[Any] | None = None  # until these arrays are there; None before it is recorded
+        self._pending = -1  # the epoch of the device's stream in which it was recorded, until somebody asks
         self._time: float | None = None
         self._stamped: threading.Thread | None = None
         self._index = 0
@@ -97,26 +101,37 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """The event happens when all that was asked so far is done."""
         self._index = CURRENT[0] if stream is None else stream.device_index
+        self._time = self._stamped = None
+        self._waits, self._pending = [], DOORS[self._index].stream.epoch
+        if not self.enable_timing:
+            return
+        if not self.query():
+            self._stamped = threading.Thread(target=_stamp, args=(self, self._waits), name="event", daemon=True)
+            self._stamped.start()
+        else:
+            self._time = time.perf_counter()
+
+    def _begin(self) -> list[Any]:
+        """Have run what the event waits for, and return until which arrays are there."""
+        if self._pending < 0:
+            return self._waits or []
         door = DOORS[self._index]
         with LOCK:
-            run.flush(door.stream, SYNC)
+            if door.stream.epoch == self._pending:
+                run.flush(door.stream, SYNC)
             arrays = [b.array for b in door.device.table.values() if b.array is not None]
             # What was computed may be overwritten soon, and is gone then: its run has ended all the same.
             self._waits = [*(t for launch in run.DEFERRED.launches for t in launch.tokens), *arrays]
-        self._time = None
-        if self.enable_timing and not self.query():
-            self._stamped = threading.Thread(target=_stamp, args=(self, self._waits), name="event", daemon=True)
-            self._stamped.start()
-        elif self.enable_timing:
-            self._stamped, self._time = None, time.perf_counter()
+            self._pending = -1
+        return self._waits
 
     def query(self) -> bool:
         """Whether it has happened."""
-        return self._waits is None or all(a.is_deleted() or a.is_ready() for a in self._waits)
+        return all(a.is_deleted() or a.is_ready() for a in self._begin())
 
     def synchronize(self) -> None:
         """Wait until it has happened."""
-        _wait_for(self._waits or [])
+        _wait_for(self._begin())
         if self._stamped is not None:
             self._stamped.join()
         if self._waits:

@@ -9,7 +9,7 @@ import torch
 from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
-from ...devices.accelerator import AcceleratorBuffer
+from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
 from ...devices.storage import offset_of, storage_of, swap_memory
@@ -87,15 +87,24 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
     with LOCK:
         b = device.buffer(storage)
         assert isinstance(b, AcceleratorBuffer)
+        dtype = b.home[0] if b.home is not None and nbytes % b.home[0].itemsize == 0 else torch.uint8
+        if not (nbytes and storage.nbytes()):
+            # Nothing stays, so nobody has to wait for what it holds: FSDP2 frees and refills storages at each layer.
+            _move(storage, nbytes, device)
+            found.forget(b, (dtype, (nbytes // dtype.itemsize,)))
+            return
         held = device.fetch(found.array_of(b, Reason("sync.memory", "resize_"))).reshape(-1).view(torch.uint8)
         home = torch.zeros(nbytes, dtype=torch.uint8)
         kept = min(nbytes, held.numel())
         home[:kept] = held[:kept]
-        if b.home is not None and nbytes % b.home[0].itemsize == 0:
-            home = home.view(b.home[0])
-        for other in ((0,), (nbytes,)):  # two of different sizes are not exchanged, unless one has none
-            swap_memory(storage, storage_of(device.empty(other, (1,), torch.uint8)))
-        found.replace(b, home)
+        _move(storage, nbytes, device)
+        found.replace(b, home.view(dtype))
+
+
+def _move(storage: torch.UntypedStorage, nbytes: int, device: Accelerator) -> None:
+    """Give a storage other addresses, for so many bytes."""
+    for other in ((0,), (nbytes,)):  # two of different sizes are not exchanged, unless one has none
+        swap_memory(storage, storage_of(device.empty(other, (1,), torch.uint8)))
 
 
 def seen_as(t: Tensor) -> None:

@@ -46,6 +46,12 @@ def data_parallel_in_small_buckets(d: str) -> Any:
 
 
 @program("training")
+def data_parallel_with_a_static_graph(d: str) -> Any:
+    model = nn.parallel.DistributedDataParallel(net().to(d), static_graph=True, bucket_cap_mb=1e-3)
+    return torch.tensor(trained(model, model.parameters(), d)), [p.detach() for p in model.parameters()]
+
+
+@program("training")
 def ranks_on_different_devices(d: str) -> Any:
     """Every other rank trains on CPU tensors: the gradients meet in one group."""
     return data_parallel(d if RANK % 2 else "cpu")

@@ -1,0 +1,84 @@
+"""How many regions a step of training takes: what DDP and FSDP2 do between the layers is fused with them.
+
+In plain torch there are none, and a program that counts too many says so itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fused_eager.log.events import LOG
+
+from . import RANK, WORLD, program, waves
+
+LAYERS, WIDTH = 5, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+        return x + self.down(nn.functional.gelu(self.up(self.last(x))))
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(LAYERS)])
+
+
+def counted(model: nn.Module, d: str, most: int) -> Any:
+    """Train; the last step, without the reading of its loss, is to take no more than so many regions, and no islands
+    but collectives and copies around them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(4):
+        x = waves(d, 2, 8, WIDTH, shift=step + RANK)
+        LOG.clear()
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    flushes = LOG.of("flush")
+    regions = sum(e.data["regions"] for e in flushes)
+    why = [(e.data["ops"], e.data["regions"], e.data["reason"], e.data["detail"]) for e in flushes]
+    assert regions <= most, (regions, why)
+    islands = {e.data["op"] for e in LOG.of("island") if not e.data["op"].startswith(("c10d.", "fsdp."))}
+    assert not islands, islands
+    return torch.tensor(losses)
+
+
+@program("regions")
+def sharded(d: str) -> Any:
+    """A region for each collective, and one for the optimizer."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = blocks().to(d), init_device_mesh(d, (WORLD,))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return counted(model, d, 3 * LAYERS + 1 + LAYERS * (d == "cpu"))
+
+
+@program("regions")
+def in_buckets(d: str) -> Any:
+    """A region for each bucket, and one for the optimizer."""
+    model = nn.parallel.DistributedDataParallel(blocks().to(d), bucket_cap_mb=0.015)
+    buckets = 6
+    return counted(model, d, buckets + 1 + LAYERS * (d == "cpu"))
+
+
+@program("regions")
+def in_buckets_of_a_static_graph(d: str) -> Any:
+    model = nn.parallel.DistributedDataParallel(blocks().to(d), bucket_cap_mb=0.015, static_graph=True)
+    return counted(model, d, 6 + 1 + LAYERS * (d == "cpu"))
