@@ -44,7 +44,7 @@ if importlib.util.find_spec("flatbuffers"):  # what JAX writes programs with
 
     model.eval()
     program = export(model, (images,), "digits", dynamic_batch=True)
-    print(program.signature["platforms"], "block of", program.signature["block"])
+    print(program)
     print("as torch computes it:", torch.allclose(program(images[:5]), model(images[:5]), atol=1e-5))
 
     WITHOUT_TORCH = """
