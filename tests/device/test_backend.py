@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from fused_eager.frontends.device.doors import DOORS
+from fused_eager.frontends.device.doors import DOORS, set_options
 from fused_eager.log.events import LOG
 
 from .compare import TPU
@@ -88,6 +88,19 @@ def test_modes_have_torch_tpus_names() -> None:
     torch.tpu.set_eager_mode(modes.DEFER_NEVER)
     assert torch.tpu.eager_mode is modes.DEFER_NEVER
     torch.tpu.eager_mode = before
+
+
+def test_a_device_that_is_off_defers_nothing_and_is_off_again_afterwards() -> None:
+    before = DOORS[0].stream.config.mode
+    set_options(mode="off")
+    try:
+        assert torch.tpu.eager_mode is torch.tpu.EagerMode.DEFER_NEVER
+        assert (torch.ones(3, device=TPU) + 1).tolist() == [2, 2, 2]
+        with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+            assert DOORS[0].stream.config.mode == "fused"
+        assert DOORS[0].stream.config.mode == "off"
+    finally:
+        set_options(mode=before)
 
 
 def test_memory_is_told_to_people_and_devices_are_meant_by_tensors() -> None:

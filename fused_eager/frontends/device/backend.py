@@ -235,22 +235,23 @@ class EagerMode(enum.Enum):
 
 
 def get_eager_mode() -> EagerMode:
-    """How ops run."""
-    return EagerMode(DOORS[0].stream.config.mode)
+    """How ops run. Mode `off`, which TorchTPU has no name for, defers nothing either."""
+    mode = DOORS[0].stream.config.mode
+    return EagerMode.DEFER_NEVER if mode == "off" else EagerMode(mode)
 
 
 class set_eager_mode:
     """Choose how ops run on all devices: from here on, or in the body of a `with`."""
 
     def __init__(self, mode: EagerMode):
-        self._before = get_eager_mode()
+        self._before = DOORS[0].stream.config.mode
         set_options(mode=EagerMode(mode).value)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        set_options(mode=self._before.value)
+        set_options(mode=self._before)
 
 
 _OF_QUEUES = (Event, Stream, current_stream, default_stream, set_stream, stream)  # which are the module's as well
