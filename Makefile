@@ -130,9 +130,11 @@ build/types:
 	$(PIP) --no-build-isolation --editable '.[tpu]'
 	@touch $@
 
-# Without what they depend on: torch is the one under test, and the rest is there.
+# Without what they depend on: torch is the one under test, and the rest is there. torchvision is in a folder of its own:
+# PyPI's needs CUDA's torch, and what imports it where it happens to be there, as torchmetrics does, then fails.
 .venv/.made-clients: .venv/.made tests/clients/constraints.txt
 	$(PIP) --no-deps --requirement tests/clients/constraints.txt
+	$(PIP) --no-deps --target .venv/beside/torchvision torchvision==0.28.0
 	@touch $@
 
 .venv/.made-peers: .venv/.made

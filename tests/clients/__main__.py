@@ -18,7 +18,8 @@ Programs in the shape in which PyTorch's examples and the libraries around it pu
 data. They know nothing of the library: `python -m fused_eager run program.py` runs them in a context, on CPU tensors,
 and `python -m fused_eager run --device tpu program.py --device tpu` on the [device](device.md), which a CPU stands
 in for. What they compute (losses, outputs, checkpoints, texts) is compared with plain PyTorch on the CPU.
-`make test-clients` runs them and writes this page; the programs are in `tests/clients/examples/`.
+`make test-clients` runs them and writes this page (`python -m tests.clients --write docs/clients.md NAME`: the rows of
+one); the programs are in `tests/clients/examples/`.
 
 Time is that of the whole process over plain PyTorch's, with an empty compile cache: these programs take a second or two
 in all, so what it says is how long compiling takes.
@@ -54,6 +55,13 @@ def rows(client: Client) -> list[str]:
     return found
 
 
+def write(page: Path, found: dict[str, list[str]]) -> None:
+    """Write the page. Clients that were not run keep the rows that they have there."""
+    lines = page.read_text().splitlines() if page.exists() else []
+    kept = {c.name: [line for line in lines if line.startswith(f"| {c.name} | ")] for c in CLIENTS}
+    page.write_text(PAGE + "".join(f"{row}\n" for rows_ in (kept | found).values() for row in rows_))
+
+
 def _version(client: Client) -> str:
     package = client.needs[0] if client.needs else "torch"
     package = "transformers" if client.command[0].startswith("transformers") else package
@@ -66,15 +74,16 @@ def _version(client: Client) -> str:
 def main() -> int:
     """Run them. Returns 1 if one fails or differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
-    parser.add_argument("--write", metavar="FILE", help="write the page")
+    parser.add_argument("--write", metavar="FILE", help="write the page; rows of clients that are not run stay")
     parser.add_argument("--workers", type=int, default=1, help="how many clients run at a time")
     parser.add_argument("names", nargs="*", help="clients; by default all")
     args = parser.parse_args()
     chosen = [c for c in CLIENTS if not args.names or c.name in args.names]
     with ThreadPoolExecutor(args.workers) as pool:
-        found = [row for of_one in pool.map(rows, chosen) for row in of_one]
+        each = list(pool.map(rows, chosen))
+    found = [row for of_one in each for row in of_one]
     if args.write:
-        Path(args.write).write_text(PAGE + "\n".join(found) + "\n")
+        write(Path(args.write), {client.name: rows_ for client, rows_ in zip(chosen, each, strict=True)})
     return int(any("| fails |" in row or "| differs |" in row for row in found))
 
 

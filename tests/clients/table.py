@@ -16,6 +16,7 @@ class Client:
     differs: str = ""  # why it is larger than that, or what is not compared
     skipped: tuple[str, ...] = ()  # what is not compared, by the name in its results
     on_device: tuple[str, ...] = ()  # how the program is told of the device, beyond `--device tpu`
+    beside: tuple[str, ...] = ()  # packages that lie in a folder of their own: in the others' sight they break these
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Door:
 _HALF = "autocast's list of ops is the accelerators', not the CPU's"
 _ROUNDED = ("model", "words")  # what hangs on single roundings of a half type
 _STEEP = "trained with a learning rate of 5, rounding doubles at each step"
+_TRL = ("trl", "datasets", "accelerate")
 _LIGHTNING = ("--accelerator", "fused_eager", "--strategy", "fused_eager")
 
 CLIENTS = (
@@ -87,6 +89,22 @@ CLIENTS = (
         _LIGHTNING,
     ),
     Client("Lightning: Fabric", ("fabric_loop.py",), ("lightning",), on_device=_LIGHTNING),
+    Client("trl: SFT", ("trl_tuning.py", "--ways", "sft"), _TRL),
+    Client("trl: DPO", ("trl_tuning.py", "--ways", "dpo"), _TRL),
+    Client("trl: GRPO", ("trl_tuning.py", "--ways", "grpo"), _TRL),
+    Client("diffusers", ("diffusers_pipelines.py",), ("diffusers",)),
+    Client("timm, twelve families", ("timm_families.py",), ("timm",), beside=("torchvision",)),
+    Client("torchao", ("torchao_quantized.py",), ("torchao",)),
+    Client("einops", ("einops_mixer.py",), ("einops",)),
+    Client("x-transformers", ("x_transformer.py",), ("x_transformers",)),
+    Client("torchmetrics", ("torchmetrics_eval.py",), ("torchmetrics",)),
+    Client("GPyTorch", ("gpytorch_regression.py",), ("gpytorch",)),
+    Client("BoTorch", ("botorch_loop.py",), ("botorch",)),
+    Client("torchdiffeq", ("neural_ode.py",), ("torchdiffeq",)),
+    Client("PyTorch Geometric", ("pyg_nodes.py",), ("torch_geometric",)),
+    Client("Pyro", ("pyro_svi.py",), ("pyro",)),
+    Client("TorchRL", ("torchrl_ppo.py",), ("torchrl",)),
+    Client("Stable-Baselines3", ("sb3_agents.py",), ("stable_baselines3",)),
 )
 
 DOORS = (

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from .__main__ import write
 from .running import FOLDER, Run, differences, missing, run
 from .table import BOTH, CLIENTS, DOORS, Client, Door
 
@@ -72,3 +73,11 @@ def test_differences_are_found() -> None:
     assert not differences(nothing, {"w": torch.tensor([1.0, math.nan]), "f": math.nan}, 1e-3)
     assert len(differences(nothing, {"w": torch.tensor([math.nan, 1.0]), "f": 1.0}, 1e-3)) == 2
     assert differences(a, {**a, "model": {"w": torch.ones(4)}}, 1e-3) and differences(a, {"losses": []}, 1e-3)
+
+
+def test_the_page_keeps_the_rows_of_clients_that_were_not_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    write(page, {"VAE": ["| VAE | 1 | context | equal | 1.0 |  |"], "DQN": ["| DQN | 1 | tpu | fails | 1.0 |  |"]})
+    write(page, {"DQN": ["| DQN | 2 | tpu | equal | 1.0 |  |"]})
+    found = [line for line in page.read_text().splitlines() if line.startswith(("| VAE", "| DQN"))]
+    assert found == ["| VAE | 1 | context | equal | 1.0 |  |", "| DQN | 2 | tpu | equal | 1.0 |  |"]
