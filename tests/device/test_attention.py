@@ -93,6 +93,20 @@ def test_derivatives_of_derivatives_and_tangents() -> None:
     torch.testing.assert_close(tangent.cpu(), (moved / (2 * eps)).cpu(), rtol=1e-5, atol=1e-7)
 
 
+def test_transforms_of_torch_func() -> None:
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v).sin().sum()
+
+    found = []
+    for device in ("cpu", "tpu"):
+        given = [x.detach() for x in operands(device, dtype=torch.float64)]
+        each = [x[:, None] for x in given]  # a batch of batches of one
+        with sdpa_kernel(SDPBackend.MATH):
+            found.append([x.cpu() for x in (*torch.func.grad(loss, (0, 1, 2))(*given), torch.func.vmap(loss)(*each))])
+    torch.testing.assert_close(found[1], found[0])
+    assert torch.func.grad(loss)(*given).shape == given[0].shape
+
+
 def test_errors_are_eagers() -> None:
     q, k, v = operands("tpu")
     with pytest.raises(RuntimeError, match="is_causal"):

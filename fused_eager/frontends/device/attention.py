@@ -86,7 +86,9 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, gr
         alike = all(n in (1, m) for n, m in zip(mask.shape, whole, strict=True))
         if not alike or mask.dtype not in (torch.bool, q.dtype):
             return False
-    return bool(torch.backends.cuda.flash_sdp_enabled()) and forward_ad._current_level < 0
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # a tangent, or a transform of `torch.func`
+    return bool(torch.backends.cuda.flash_sdp_enabled())
 
 
 KERNELS = {"scaled_dot_product_attention": attention}
