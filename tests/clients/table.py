@@ -31,6 +31,8 @@ class Door:
 _HALF = "autocast's list of ops is the accelerators', not the CPU's"
 _ROUNDED = ("model", "words")  # what hangs on single roundings of a half type
 _STEEP = "trained with a learning rate of 5, rounding doubles at each step"
+_BETWEEN = "an activation halfway between two integers is rounded to either"
+_SMALL = "Adam's first steps are as large for gradients that are near rounding errors as for others"
 _TRL = ("trl", "datasets", "accelerate")
 _LIGHTNING = ("--accelerator", "fused_eager", "--strategy", "fused_eager")
 
@@ -94,7 +96,7 @@ CLIENTS = (
     Client("trl: GRPO", ("trl_tuning.py", "--ways", "grpo"), _TRL),
     Client("diffusers", ("diffusers_pipelines.py",), ("diffusers",)),
     Client("timm, twelve families", ("timm_families.py",), ("timm",), beside=("torchvision",)),
-    Client("torchao", ("torchao_quantized.py",), ("torchao",)),
+    Client("torchao", ("torchao_quantized.py",), ("torchao",), 2e-2, _BETWEEN),
     Client("einops", ("einops_mixer.py",), ("einops",)),
     Client("x-transformers", ("x_transformer.py",), ("x_transformers",)),
     Client("torchmetrics", ("torchmetrics_eval.py",), ("torchmetrics",)),
@@ -104,7 +106,7 @@ CLIENTS = (
     Client("PyTorch Geometric", ("pyg_nodes.py",), ("torch_geometric",)),
     Client("Pyro", ("pyro_svi.py",), ("pyro",)),
     Client("TorchRL", ("torchrl_ppo.py",), ("torchrl",)),
-    Client("Stable-Baselines3", ("sb3_agents.py",), ("stable_baselines3",)),
+    Client("Stable-Baselines3", ("sb3_agents.py",), ("stable_baselines3",), 1e-2, _SMALL),
 )
 
 DOORS = (

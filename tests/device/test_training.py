@@ -18,6 +18,7 @@ from torch import nn
 
 from fused_eager import jax_op, report
 from fused_eager.frontends.device.doors import DOORS, set_options
+from fused_eager.log.events import LOG
 
 from .compare import TPU, check, same
 
@@ -258,3 +259,38 @@ def test_an_op_that_the_user_wrote_in_jax_is_recorded_as_any_other() -> None:
         (wave(x, 2.0) * 3).sum().backward()
     same(here.grad, there.grad)
     assert "natively" not in str(report())
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW, one by one", "NAdam"])
+def test_an_optimizer_whose_state_was_loaded_onto_the_device_counts_as_before(kind: str) -> None:
+    """torch reads the counters of steps in every step: on the device each step would be cut in two for good."""
+
+    def trained(device: Any) -> tuple[list[float], list[int], Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
+        optimizer = OPTIMIZERS[kind](model.parameters())
+        x, found, reads = torch.randn(12, 8).to(device), [], []
+        for i in range(7):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            before = len(LOG.of("flush"))
+            optimizer.step()
+            reads.append(len(LOG.of("flush")) - before)
+            found.append(loss.item())
+            if i == 2:
+                kept = io.BytesIO()
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
+                kept.seek(0)
+                loaded = torch.load(kept, map_location=device)
+                model.load_state_dict(loaded["model"])
+                optimizer.load_state_dict(loaded["optimizer"])
+        return found, reads, optimizer.state_dict()["state"]
+
+    expected = trained("cpu")[0]
+    found, reads, state = trained(TPU)
+    assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-4)
+    assert {str(kept["step"].device) for kept in state.values()} == {"cpu"}
+    assert {kept["step"].item() for kept in state.values()} == {7.0}
+    assert {kept["exp_avg"].device for kept in state.values()} == {TPU}
+    assert reads[-1] == reads[1], reads

@@ -143,6 +143,25 @@ def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any])
         if door.stream.nodes and door.stream.config.mode == "fused":
             with LOCK:
                 run.flush(door.stream, Reason("cut.optimizer", type(optimizer).__name__))
+    _count_on_the_host(optimizer)
+
+
+# What torch's optimizers keep on the CPU beside parameters of any device, for they read it in every step.
+_COUNTERS = ("step", "mu_product")
+
+
+def _count_on_the_host(optimizer: torch.optim.Optimizer) -> None:
+    """Counters that loading a state has brought to the device go back to where torch makes them: read on the device,
+    they would cut every step in two. What is found at the first parameter holds for all of its group."""
+    for group in optimizer.param_groups:
+        if group.get("capturable", True) or group.get("fused"):
+            continue  # torch wants them with the parameters, or it is no optimizer of this kind
+        for parameter in group["params"]:
+            kept = optimizer.state.get(parameter, {})
+            moved = {k: v.cpu() for k in _COUNTERS if isinstance(v := kept.get(k), Tensor) and is_on_device(v)}
+            if kept and not moved:
+                break
+            kept.update(moved)
 
 
 def device_options() -> Config:
