@@ -88,6 +88,7 @@ class Work:
     switches: precision.Switches
     default: torch.dtype
     device: Device = HOST
+    urgent: frozenset[int] = frozenset()
 
 
 def make_plan(
@@ -101,6 +102,7 @@ def make_plan(
     everything: bool = False,
     kept: Mapping[int, int] | None = None,
     room: int | None = None,
+    urgent: frozenset[int] = frozenset(),
 ) -> Plan:
     """Plan a stream.
 
@@ -116,9 +118,14 @@ def make_plan(
         kept: of a stream that makes checks, the donatable inputs that tensors go back to if one fails, each with the
             last value that was written over it.
         room: bytes that the temporaries of a region may take at once; None: any.
+        urgent: values that somebody waits for: what makes them runs first, and the rest while they are in use.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
-    groups = _group(nodes, needed, live, homes, islands, max_region, end, room)
+    groups: list[Group] = []
+    for part in _in_turn(nodes, needed, urgent):
+        members = set(part)
+        handed_out = live.union(v for i in needed if i not in members for v in operands(nodes[i]))
+        groups += _group(nodes, part, handed_out, homes, islands, max_region, end, room)
     return _connect(nodes, groups, live, donatable, homes, kept or {})
 
 
@@ -159,6 +166,20 @@ def _needed(nodes: Sequence[Node], live: frozenset[int]) -> list[int]:
             kept.append(i)
             wanted.update(operands(node))
     return kept[::-1]
+
+
+def _in_turn(nodes: Sequence[Node], needed: list[int], urgent: frozenset[int]) -> list[list[int]]:
+    """The nodes that run first, for the urgent values, and the others; all at once where that would be too few."""
+    wanted, first = set(urgent), []
+    for i in reversed(needed) if urgent else ():
+        if any(r.vid in wanted for r in nodes[i].results):
+            first.append(i)
+            wanted.update(operands(nodes[i]))
+    rest = sorted(set(needed) - set(first))
+    return [first[::-1], rest] if first and len(rest) >= APART else [needed]
+
+
+APART = 4  # nodes that are worth a region of their own, to run while values are sent
 
 
 def _is_alone(node: Node) -> bool:

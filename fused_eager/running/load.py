@@ -56,7 +56,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
     nodes, config = stream.nodes, stream.config
     device = stream.device
-    ending = (live, donatable, config.check_bounds, config.max_region, device.name, precision.switches())
+    ending = (live, donatable, config.check_bounds, config.max_region, device.name, precision.switches(), stream.urgent)
     # An interrupt may have come between a node and its step.
     known: MutableMapping[Hashable, Ready | Waiting] = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
@@ -66,7 +66,9 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
             if found.shapes is None:  # regions come next, and take memory of their own
                 device.housekeeping.turn()
         else:
-            work = Work(nodes, homes_of_values(stream), live, donatable, config, reason, ending[-1], _default(), device)
+            homes = homes_of_values(stream)
+            switches, urgent = ending[-2:]
+            work = Work(nodes, homes, live, donatable, config, reason, switches, _default(), device, urgent)
             for watch in WATCHERS:
                 watch(work)
             found = _find(stream, known, ending, work)
@@ -235,8 +237,9 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
         elif checked:
             kept = donation.last_written(nodes, work.live, donatable)
         made = plan.make_plan(
-            nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=room
-        )
+            nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=room,
+            urgent=work.urgent,
+        )  # fmt: skip
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)
         try:

@@ -117,6 +117,7 @@ class Stream(Owner):
     first: Step | None = None  # the step of its first op
     strayed: bool = False  # its last op is one of a length that has not come before
     ahead: bool = False  # its tensors only stand for values: nobody looks at their memory
+    urgent: frozenset[int] = frozenset()  # values that are waited for, by who ends the stream: they come first
     after_read: bool = False  # the one before it ended because the program read a value
 
     def __post_init__(self) -> None:
@@ -156,6 +157,7 @@ class Stream(Owner):
         self.vids = 0
         self.shadowed = self.first = None
         self.strayed = False
+        self.urgent = frozenset()
         self.epoch += 1
         # What was forgotten in between must not come back by way of what used to follow what.
         known = self.root is MEMORY.root

@@ -54,7 +54,7 @@ def check(suite: str, door: str, folder: Path, options: list[Options], world: in
         said = ranks(suite, door, folder, options, world)
         wrong = [f"rank {r}, {name}: {text}" for r, of in enumerate(said) for name, text in of.items() if text]
         assert not wrong, "\n".join(wrong)
-        assert all(len(of) == SUITES.get(suite, 3) for of in said)
+        assert all(len(of) == SUITES.get(suite, 4) for of in said)
 
 
 def of_suites(*short: str) -> pytest.MarkDecorator:

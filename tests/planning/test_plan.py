@@ -31,9 +31,10 @@ def plan_of(
     donatable: Sequence[int] = (),
     islands: Sequence[int] = (),
     cap: int = 1000,
+    urgent: Sequence[int] = (),
 ) -> Plan:
-    reasons = dict.fromkeys(islands, "a test")
-    made = make_plan(nodes, frozenset(live), frozenset(donatable), homes_of(nodes, inputs), reasons, cap, END)
+    reasons, homes, first = dict.fromkeys(islands, "a test"), homes_of(nodes, inputs), frozenset(urgent)
+    made = make_plan(nodes, frozenset(live), frozenset(donatable), homes, reasons, cap, END, urgent=first)
     validate(made, nodes, frozenset(live), frozenset(donatable))
     return made
 
@@ -58,6 +59,17 @@ def test_only_live_values_are_outputs() -> None:
 def test_what_nobody_sees_is_not_computed() -> None:
     assert nodes_of(plan_of(CHAIN, [1])) == [("xla", (0,))]
     assert plan_of(CHAIN, []).regions == ()
+
+
+def test_what_is_waited_for_comes_first() -> None:
+    """And the rest in a region of its own, with what it takes of the first: it runs while the value is sent."""
+    rest = [node(k + 1, [k]) for k in range(1, 6)]  # 2, 3, 4, 5, 6 of 1
+    nodes = [node(1, [0]), *rest[:3], node(10, [1]), node(11, [10]), *rest[3:]]
+    first, second = plan_of(nodes, [6, 11], urgent=[11]).regions
+    assert sorted(first.nodes) == [0, 4, 5] and set(first.outputs) == {1, 11}
+    assert sorted(second.nodes) == [1, 2, 3, 6, 7] and second.inputs == (1,) and second.outputs == (6,)
+    assert len(plan_of(nodes, [6, 11], urgent=[6]).regions) == 1  # of which too little is left
+    assert len(plan_of(nodes, [6, 11]).regions) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,7 @@ def streams(draw: Any) -> dict[str, Any]:
         "donatable": draw(st.frozensets(st.integers(0, inputs - 1))) - live,
         "islands": sorted(draw(st.frozensets(st.integers(0, len(nodes) - 1)))),
         "cap": draw(st.integers(1, 6)),
+        "urgent": draw(st.frozensets(everything, max_size=2)),
     }
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
-from fused_eager.fusion_rules.lowering import map_leaves
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...config import resolve
+from ...devices.buffer import LOCK
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
@@ -25,6 +26,7 @@ from ...log.site import Site
 from ...quiet import as_eager, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
+from ...running import run
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
@@ -75,6 +77,18 @@ class Copies:
         return [t for t, _ in self._written.values()]
 
 
+def _run_what_is_read(row: Collective, given: dict[str, Any], reason: Reason) -> None:
+    """Have run what the collective reads, and after that what else is pending: that runs while values are sent."""
+    named = [given.get(name) for name in (*row.reads, *row.updates)]
+    with LOCK:
+        for door in DOORS:
+            buffers = [door.buffer_of(t) for t in leaves(named) if is_ours(t) and t.get_device() == door.device.index]
+            urgent = frozenset(b.vid for b in buffers if b.stream is door.stream)
+            if urgent:
+                door.stream.urgent = urgent
+                run.flush(door.stream, reason)
+
+
 def _finish(row: Collective, copies: Copies, group: Any, fetched: float) -> Callable[[float | None], list[Tensor]]:
     """What is done when the group has done its part, which begins now; `fetched` seconds went before it.
 
@@ -107,6 +121,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         calls.begin(row.op, given, DOORS[0].stream.config, serving)
         began = time.monotonic()
         copies = Copies(row, site.describe(site.here()))
+        _run_what_is_read(row, given, copies.reason)
         named = {name: copies.of(name, value) for name, value in given.items()}
         named["process_group"] = serving.boxed()
         finish = _finish(row, copies, group, time.monotonic() - began)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fused_eager.log.events import LOG
@@ -59,7 +60,7 @@ def counted(model: nn.Module, d: str, most: int) -> Any:
 
 @program("regions")
 def sharded(d: str) -> Any:
-    """A region for each collective, and one for the optimizer."""
+    """A region for each collective, one for what runs meanwhile in the forward pass, and one for the optimizer."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -67,7 +68,7 @@ def sharded(d: str) -> Any:
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return counted(model, d, 3 * LAYERS + 1 + LAYERS * (d == "cpu"))
+    return counted(model, d, 4 * LAYERS + 1)
 
 
 @program("regions")
@@ -82,3 +83,19 @@ def in_buckets(d: str) -> Any:
 def in_buckets_of_a_static_graph(d: str) -> Any:
     model = nn.parallel.DistributedDataParallel(blocks().to(d), bucket_cap_mb=0.015, static_graph=True)
     return counted(model, d, 6 + 1 + LAYERS * (d == "cpu"))
+
+
+@program("regions")
+def what_is_not_read_runs_meanwhile(d: str) -> Any:
+    """In a region of its own, behind the one that the collective waits for."""
+    found = []
+    for turn in range(3):
+        total, other = waves(d, 6, shift=RANK), waves(d, 8, 8, shift=turn)
+        LOG.clear()
+        for _ in range(6):
+            other = (other @ other).tanh()
+        dist.all_reduce(total.mul_(2))
+        flushes = [e.data for e in LOG.of("flush") if e.data["reason"] == "sync.collective"]
+        assert d == "cpu" or [(f["ops"], f["regions"]) for f in flushes] == [(13, 2)], flushes
+        found += [total, other]
+    return found
