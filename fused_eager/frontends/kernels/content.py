@@ -350,6 +350,14 @@ class _Walk:
         kind = type(value)
         self.tell("object")
         self.take(kind, f"the class of {path}")
+        decisive = _DECISIVE.get(f"{kind.__module__}.{kind.__qualname__}")
+        if decisive is not None:
+            for name in decisive:
+                part = getattr(value, name)
+                self.seen.name(functools.partial(getattr, value), name, part)
+                self.tell(name)
+                self.take(part, f"{path}.{name}")
+            return
         inner = getattr(value, "__wrapped__", None)
         state = getattr(value, "__dict__", None)
         slots = [n for c in kind.__mro__ for n in _names(vars(c).get("__slots__", ()))]
@@ -385,6 +393,9 @@ class _Walk:
 
 
 _ACYCLIC = (tuple, frozenset, np.ndarray, np.generic, jax.Array, types.CodeType, np.dtype)
+
+# Of classes of libraries that keep locks and caches beside it: the attributes that say what they compute.
+_DECISIVE: dict[str, tuple[str, ...]] = {"helion.runtime.kernel.Kernel": ("fn", "configs", "settings")}
 
 # Attributes that functools.update_wrapper copies.
 _OF_WRAPPERS = frozenset({"__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "__annotations__",
