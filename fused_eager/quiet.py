@@ -14,7 +14,10 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _ForceDispatchKeyGuard as _KeyGuard  # what is patched while a context is open stands for this
 from torch._C import _get_dispatch_stack_at as _at
 from torch._C import _len_torch_dispatch_stack as _count
+from torch._C import _len_torch_function_stack as _count_functions
+from torch._C import _pop_torch_function_stack as _pop_function
 from torch._C import _push_on_torch_dispatch_stack as _push
+from torch._C import _push_on_torch_function_stack as _push_function
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _exported_modes
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._python_dispatch import _pop_mode as _pop
@@ -46,9 +49,56 @@ def adopt(thread: threading.Thread) -> None:
     thread._fused_eager = True  # type: ignore[attr-defined]
 
 
+class functions_hidden:
+    """No mode of torch's functions sees what the body calls: a default device (`torch.set_default_device`, `with
+    torch.device(...)`) is one, and what the runtime makes for itself lies on the host.
+
+    Torch takes such a mode off its stack where it asks it. On the stack they are where C++ has called: in a backward
+    pass, and where a context ends.
+    """
+
+    __slots__ = ("before", "modes")
+
+    def __enter__(self) -> None:
+        self.before = getattr(_thread, "functions", ())
+        self.modes = _thread.functions = [_pop_function() for _ in range(_count_functions())]
+
+    def __exit__(self, *error: Any) -> None:
+        _thread.functions = self.before
+        for mode in reversed(self.modes):
+            _push_function(mode)
+
+
+def below_functions(kernel: F) -> F:
+    """A kernel that runs below the modes of torch's functions, as what C++ does in its place would."""
+
+    @functools.wraps(kernel)
+    def below(*args: Any, **kwargs: Any) -> Any:
+        if not _count_functions():
+            return kernel(*args, **kwargs)
+        with functions_hidden():
+            return kernel(*args, **kwargs)
+
+    return below  # type: ignore[return-value]
+
+
+@contextmanager
+def functions_shown() -> Iterator[None]:
+    """In the body, the modes of torch's functions that are hidden on this thread see what it calls: an op of the
+    program's own, in Python, may call anything."""
+    modes = getattr(_thread, "functions", ())
+    for mode in reversed(modes):
+        _push_function(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _pop_function()
+
+
 class unobserved:
-    """No dispatch mode is active in the body, nothing is recorded for autograd, and no profiler is told of it. Not
-    `_DisableTorchDispatch`: the lowering of a decomposition needs a mode of its own inside.
+    """No dispatch mode is active in the body, nor one of torch's functions, nothing is recorded for autograd, and no
+    profiler is told of it. Not `_DisableTorchDispatch`: the lowering of a decomposition needs a mode of its own inside.
 
     A class, and not torch's `_disable_current_modes` where nothing is being exported: it is entered at every flush.
 
@@ -56,7 +106,7 @@ class unobserved:
     runtime's work half done. It comes a moment later. A thread that compiles for a minute holds it off for nobody.
     """
 
-    __slots__ = ("autocast", "collected", "exported", "grad", "hidden", "modes")
+    __slots__ = ("autocast", "collected", "exported", "functions", "grad", "hidden", "modes")
 
     def __enter__(self) -> None:
         self.collected = gc.isenabled() and not is_own(threading.current_thread())
@@ -68,6 +118,9 @@ class unobserved:
             self.exported = _disable_current_modes()
             self.exported.__enter__()
         self.modes = [_pop() for _ in range(_count())]
+        self.functions = functions_hidden() if _count_functions() else None
+        if self.functions is not None:
+            self.functions.__enter__()
         self.grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         self.autocast = torch._C._DisableAutocast()
@@ -81,6 +134,8 @@ class unobserved:
             self.hidden.__exit__(*error)
         self.autocast.__exit__(*error)
         torch._C._set_grad_enabled(self.grad)
+        if self.functions is not None:
+            self.functions.__exit__(*error)
         for mode in reversed(self.modes):
             _push(mode)
         if self.exported is not None:

@@ -14,7 +14,7 @@ from ..devices.host.buffers import TABLE, open_buffer
 from ..devices.storage import alias, has_memory, offset_of, storage_of, swap_memory
 from ..log import site
 from ..log.reasons import Reason
-from ..quiet import call, through, unobserved
+from ..quiet import call, functions_shown, through, unobserved
 from ..running import run
 from ..running.arguments import import_native
 from ..running.island import tell, view
@@ -179,7 +179,8 @@ def run_free(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], wh
             run.flush(stream, Reason("cut.full", "after an interrupt"))
         _tell(stream, info, args, kwargs, why)
         _make_ready(info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
-    out = call(info.op, args, kwargs)
+    with functions_shown():
+        out = call(info.op, args, kwargs)
     with LOCK:
         expose_parts([args, kwargs, out])
     return out

@@ -306,3 +306,26 @@ def test_lists_of_tensors_that_share_memory_are_recorded_one_by_one() -> None:
     islands = len(LOG.of("island"))
     same(changed("cpu"), changed(TPU))
     assert len(LOG.of("island")) == islands
+
+
+@pytest.mark.parametrize("default", ["tpu", "meta", "cpu"])
+def test_a_default_device_is_that_of_the_program_alone(default: str) -> None:
+    x = torch.ones(3, device=TPU) * 2
+    torch.set_default_device(default)
+    try:
+        written = io.BytesIO()
+        torch.save({"x": x, "part": x[1:]}, written)
+        written.seek(0)
+        loaded = torch.load(written)
+        x.requires_grad_()
+        (x * copy.deepcopy(x.detach())).sum().backward()
+        layer = torch.nn.LSTM(3, 2).to_empty(device=TPU)
+        out, _ = layer(loaded["x"][None])
+        torch.nn.functional.scaled_dot_product_attention(out[None], out[None], out[None]).sum().backward()
+        one = torch.randperm(1, device=TPU)
+        found = [loaded["x"], loaded["part"], x.grad, torch.unique(loaded["x"]), x[x > 0], one]
+        assert all(t is not None and t.device == TPU for t in found)
+        assert [t.tolist() for t in found] == [[2] * 3, [2] * 2, [2] * 3, [2], [2] * 3, [0]]  # type: ignore[union-attr]
+        assert torch.empty(0).device.type == default and layer.weight_ih_l0.grad is not None
+    finally:
+        torch.set_default_device(None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import _len_torch_function_stack as _functions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,6 +87,9 @@ class FrontDoor(Bypass):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _functions():
+            with quiet.functions_hidden():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if profiled.on and getattr(func, "namespace", "") != "profiler":  # whose ranges are the program's own
             return self._profiled(func, types, args, kwargs)
         # As in `unobserved`, but without an object: making one is what lets the collector run.

@@ -125,7 +125,7 @@ def manual_seed_all(seed: int) -> None:
 
 def seed() -> int:
     """Begin the random numbers of the current device with a seed that nobody has chosen. Returns it."""
-    drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
     manual_seed(drawn)
     return drawn
 

@@ -33,7 +33,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from fused_eager.fusion_rules import programs
 
-from ...quiet import uncompiled
+from ...quiet import below_functions, uncompiled
 from . import derive, native, shapes
 from .recipes import make
 
@@ -81,12 +81,12 @@ def packet(name: str) -> dict[str, OpOverload]:
 
 
 def unseen(kernel: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """`kernel` where Dynamo does not look."""
+    """`kernel` where neither Dynamo nor a mode of torch's functions looks."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel(*first, *args, **kwargs)
 
-    return uncompiled(run)
+    return uncompiled(below_functions(run))
 
 
 def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> OpOverload:
