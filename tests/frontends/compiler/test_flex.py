@@ -11,7 +11,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from fused_eager import export
+from fused_eager import export, fused_eager
 from fused_eager.frontends.compiler.backend import compile_graph
 
 Tensor = torch.Tensor
@@ -110,3 +110,14 @@ def test_it_is_exported(tmp_path: Path) -> None:
     given = operands()
     program = export(Attending(), given, tmp_path / "flex", platforms=("cpu",))
     torch.testing.assert_close(program(*given), Attending()(*given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("mode", ["fused", "strict", "debug"])
+def test_a_context_takes_the_call_as_it_is(mode: str) -> None:
+    mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=16)
+    given = operands()
+    expected = flex_attention(*given, block_mask=mask)
+    with fused_eager(mode=mode, native="never"):
+        found = flex_attention(*given, block_mask=mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
