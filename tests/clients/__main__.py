@@ -21,6 +21,9 @@ in for. What they compute (losses, outputs, checkpoints, texts) is compared with
 `make test-clients` runs them and writes this page (`python -m tests.clients --write docs/clients.md NAME`: the rows of
 one); the programs are in `tests/clients/examples/`.
 
+A client without a row has not been run for this page yet. torchvision's detection models are none: PyPI's torchvision
+needs CUDA's torch, and without its kernels there are no boxes to suppress (`detection.py` writes that out).
+
 Time is that of the whole process over plain PyTorch's, with an empty compile cache: these programs take a second or two
 in all, so what it says is how long compiling takes.
 
