@@ -25,7 +25,8 @@ A client without a row has not been run for this page yet. torchvision's detecti
 needs CUDA's torch, and without its kernels there are no boxes to suppress (`detection.py` writes that out).
 
 Time is that of the whole process over plain PyTorch's, with an empty compile cache: these programs take a second or two
-in all, so what it says is how long compiling takes.
+in all, so what it says is how long compiling takes. (The times of this page were taken on two cores with other work
+beside them.)
 
 | client | version | door | result | time | |
 |---|---|---|---|---|---|
