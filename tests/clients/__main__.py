@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -69,6 +69,7 @@ def write(page: Path, found: dict[str, list[str]]) -> None:
 def _version(client: Client) -> str:
     package = client.needs[0] if client.needs else "torch"
     package = "transformers" if client.command[0].startswith("transformers") else package
+    package = packages_distributions().get(package, [package])[0]
     try:
         return f"{package} {version(package).partition('+')[0]}"
     except PackageNotFoundError:
