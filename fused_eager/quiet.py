@@ -13,6 +13,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _ForceDispatchKeyGuard as _KeyGuard  # what is patched while a context is open stands for this
 from torch._C import _get_dispatch_stack_at as _at
+from torch._C import _is_any_autocast_enabled as _is_autocast
 from torch._C import _len_torch_dispatch_stack as _count
 from torch._C import _len_torch_function_stack as _count_functions
 from torch._C import _pop_torch_function_stack as _pop_function
@@ -69,17 +70,38 @@ class functions_hidden:
             _push_function(mode)
 
 
-def below_functions(kernel: F) -> F:
-    """A kernel that runs below the modes of torch's functions, as what C++ does in its place would."""
+def is_above() -> bool:
+    """Whether there is something on this thread that a kernel in C++ would not see: modes of torch's functions, or
+    autocast, which changes what is worked out on tensors of the host that stand for a device's."""
+    return bool(_count_functions() or _is_autocast())
+
+
+class below:
+    """In the body, there is none of that."""
+
+    __slots__ = ("autocast", "functions")
+
+    def __enter__(self) -> None:
+        self.functions, self.autocast = functions_hidden(), torch._C._DisableAutocast()
+        self.functions.__enter__()
+        self.autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.autocast.__exit__(*error)
+        self.functions.__exit__(*error)
+
+
+def as_kernel(kernel: F) -> F:
+    """A kernel in Python that sees no more than one in C++ would."""
 
     @functools.wraps(kernel)
-    def below(*args: Any, **kwargs: Any) -> Any:
-        if not _count_functions():
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_above():
             return kernel(*args, **kwargs)
-        with functions_hidden():
+        with below():
             return kernel(*args, **kwargs)
 
-    return below  # type: ignore[return-value]
+    return run  # type: ignore[return-value]
 
 
 @contextmanager

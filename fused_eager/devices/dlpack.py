@@ -64,7 +64,7 @@ def code_of(dtype: torch.dtype) -> int:
     Raises:
         RuntimeError, BufferError: DLPack has none.
     """
-    sample = torch._C._to_dlpack(torch.empty(0, dtype=dtype))  # type: ignore[attr-defined]
+    sample = torch._C._to_dlpack(torch.empty(0, dtype=dtype, device="cpu"))  # type: ignore[attr-defined]
     return int(ManagedTensor.from_address(_pointer_of(sample, _NAME)).dtype)
 
 

@@ -308,6 +308,15 @@ def test_lists_of_tensors_that_share_memory_are_recorded_one_by_one() -> None:
     assert len(LOG.of("island")) == islands
 
 
+def test_autocast_of_the_host_is_none_of_the_devices() -> None:
+    layer, x = nn.Linear(4, 4).to(TPU), torch.ones(2, 4, device=TPU)
+    plain = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x), plain) and layer(x).dtype is torch.float32
+        assert nn.functional.layer_norm(plain @ plain.t(), (2,)).dtype is torch.float32
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+
+
 @pytest.mark.parametrize("default", ["tpu", "meta", "cpu"])
 def test_a_default_device_is_that_of_the_program_alone(default: str) -> None:
     x = torch.ones(3, device=TPU) * 2
@@ -323,6 +332,10 @@ def test_a_default_device_is_that_of_the_program_alone(default: str) -> None:
         out, _ = layer(loaded["x"][None])
         torch.nn.functional.scaled_dot_product_attention(out[None], out[None], out[None]).sum().backward()
         one = torch.randperm(1, device=TPU)
+        resized = torch.arange(6.0, device=TPU)
+        resized.untyped_storage().resize_(16)
+        assert resized[:4].cpu().tolist() == [0, 1, 2, 3]
+        assert torch.UntypedStorage(8, device=TPU).device == TPU
         found = [loaded["x"], loaded["part"], x.grad, torch.unique(loaded["x"]), x[x > 0], one]
         assert all(t is not None and t.device == TPU for t in found)
         assert [t.tolist() for t in found] == [[2] * 3, [2] * 2, [2] * 3, [2], [2] * 3, [0]]  # type: ignore[union-attr]

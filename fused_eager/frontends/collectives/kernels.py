@@ -23,7 +23,7 @@ from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...log.site import Site
-from ...quiet import as_eager, below_functions, uncompiled
+from ...quiet import as_eager, as_kernel, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
 from ...running import run
@@ -205,7 +205,7 @@ def register(device: str) -> None:
         warnings.simplefilter("ignore")  # that they stand in the place of others, as they are meant to
         for row in COLLECTIVES:
             if hasattr(torch.ops.c10d, row.op):
-                lib.impl(row.op, uncompiled(below_functions(_kernel(row))), "PrivateUse1", allow_override=True)
+                lib.impl(row.op, uncompiled(as_kernel(_kernel(row))), "PrivateUse1", allow_override=True)
 
 
 __all__ = ["NAMES", "register"]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _len_torch_function_stack as _functions
 
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
@@ -24,7 +23,7 @@ from ...devices.buffer import LOCK
 from ...devices.home import Home
 from ...devices.storage import offset_of, storage_of
 from ...log.reasons import Reason
-from ...quiet import functions_hidden
+from ...quiet import below, is_above
 from ...recording import record, rounds
 from ...running import run
 from ...running.island import view
@@ -236,10 +235,10 @@ def named_door(device: Any) -> Door:
 
 
 def unseen(body: Callable[..., Any], *args: Any) -> Any:
-    """Call `body` without the collector, for finalizers of the program's would find the runtime's work half done, and
-    without modes of torch's functions, for a default device is not that of what the runtime makes for itself."""
-    if _functions():
-        with functions_hidden():
+    """Call `body` as a kernel, and without the collector: finalizers of the program's would find the runtime's work
+    half done."""
+    if is_above():
+        with below():
             return unseen(body, *args)
     if not gc.isenabled():
         return body(*args)

@@ -20,7 +20,7 @@ from fused_eager.fusion_rules.lowering import map_leaves
 
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
-from ...quiet import below_functions, uncompiled
+from ...quiet import as_kernel, uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
 from . import attention, cells, norms, random, recurrent, storages, transfers
@@ -214,7 +214,7 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     called = str(op)
     own: Any = next((of[called] for of in (OWN, random.KERNELS, cells.KERNELS, norms.KERNELS) if called in of), None)
     if own is not None:
-        return below_functions(own)  # type: ignore[no-any-return]
+        return as_kernel(own)  # type: ignore[no-any-return]
     info = info_of(op)
     if op in _reading_composites():
         return _fetched(info)
@@ -275,8 +275,8 @@ def register() -> None:
         if kernel is not None:
             lib.impl(op.name().removeprefix("aten::"), uncompiled(kernel), KEY)
     for name, whole in {**recurrent.KERNELS, **attention.KERNELS}.items():
-        lib.impl(name, uncompiled(below_functions(whole)), KEY)
-        lib.impl(name, below_functions(whole), f"Autograd{KEY}")
+        lib.impl(name, uncompiled(as_kernel(whole)), KEY)
+        lib.impl(name, as_kernel(whole), f"Autograd{KEY}")
     for op in recurrent.OPS:
         ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
     rest.fallback(uncompiled(_fallback), KEY)

@@ -21,7 +21,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
-from ...quiet import uncompiled
+from ...quiet import as_kernel, uncompiled
 from ...ranks import job
 from ...xla import start
 from ..collectives import kernels as collectives
@@ -171,7 +171,7 @@ def _patch() -> None:
             return made
         return storages.untyped(args[0] if args else int(kwargs.get("size", 0)), index)
 
-    torch.UntypedStorage.__new__ = made  # type: ignore[method-assign,assignment,unused-ignore]
+    torch.UntypedStorage.__new__ = as_kernel(made)  # type: ignore[method-assign,assignment,unused-ignore]
 
     resize = torch.UntypedStorage.resize_
 
@@ -182,7 +182,7 @@ def _patch() -> None:
         storages.give(self, size)
         return self
 
-    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment,unused-ignore]
+    torch.UntypedStorage.resize_ = as_kernel(resized)  # type: ignore[method-assign,assignment,unused-ignore]
 
     synchronize = torch.accelerator.synchronize
 

@@ -33,7 +33,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from fused_eager.fusion_rules import programs
 
-from ...quiet import below_functions, uncompiled
+from ...quiet import as_kernel, uncompiled
 from . import derive, native, shapes
 from .recipes import make
 
@@ -86,7 +86,7 @@ def unseen(kernel: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel(*first, *args, **kwargs)
 
-    return uncompiled(below_functions(run))
+    return uncompiled(as_kernel(run))
 
 
 def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> OpOverload:
