@@ -69,7 +69,7 @@ def _sync() -> None:
 
 def _wait() -> None:
     """Not `sync()`, which moves what is trained to the program's own memory, for the next step to move it back."""
-    from fused_eager.running import run
+    from fused_eager.executing import run
 
     run.wait()
 

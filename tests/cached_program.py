@@ -18,13 +18,13 @@ import jax
 import torch
 
 from fused_eager import follower, fused_eager, xla
-from fused_eager.choosing import autotuner, segment
 from fused_eager.compiling.caching import keeper
 from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER
 from fused_eager.config import resolve
 from fused_eager.frontends.context import bypass, readers
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
+from fused_eager.policy import autotuner, segment
 
 JAX_EVENTS: Counter[str] = Counter()
 OPTIONS = len(xla._LIBRARIES)

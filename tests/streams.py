@@ -18,13 +18,14 @@ from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import fused_eager, quiet
-from fused_eager.choosing import hotness
-from fused_eager.choosing.autotuner import Turn
 from fused_eager.compiling import lengths, template
 from fused_eager.compiling.key import Computation
 from fused_eager.devices.home import Home
 from fused_eager.devices.host import scratch
 from fused_eager.devices.host.buffers import TABLE
+from fused_eager.executing import load
+from fused_eager.executing.load import homes_of_values
+from fused_eager.executing.run import flush
 from fused_eager.frontends.context import bypass
 from fused_eager.frontends.context.intercept import FrontDoor
 from fused_eager.frontends.context.threads import current_door
@@ -32,9 +33,8 @@ from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
 from fused_eager.lowering.xla_cpu import row_blocks, stages
 from fused_eager.planning.plan import make_plan
-from fused_eager.running import load
-from fused_eager.running.load import homes_of_values
-from fused_eager.running.run import flush
+from fused_eager.policy import hotness
+from fused_eager.policy.autotuner import Turn
 from fused_eager.tracing import allowance, opinfo, trace
 from fused_eager.tracing.allowance import Allowance
 from fused_eager.tracing.stream import Node, Ref, Result, Stream, Use
@@ -43,7 +43,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 HOME: Home = (torch.float32, (8,))
 END = Reason("cut.exit")
-CLOCKS = ("choosing.autotuner", "choosing.segment", "frontends.context.bypass")  # who looks at the clock
+CLOCKS = ("policy.autotuner", "policy.segment", "frontends.context.bypass")  # who looks at the clock
 
 
 def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:

@@ -74,8 +74,8 @@ def test_imports_run_one_way(path: Path) -> None:
 # The packages of the runtime, each of which may import those before it, wherever in a module the import stands.
 # A module beside them, in fused_eager/ itself, is for all.
 PACKAGES = (
-    *("log", "ranks", "choosing", "devices", "targets", "tracing", "planning", "lowering", "compiling"),
-    *("follower", "running", "recording", "frontends.context", "frontends.device", "frontends.collectives"),
+    *("log", "ranks", "policy", "devices", "targets", "tracing", "planning", "lowering", "compiling"),
+    *("follower", "executing", "recording", "frontends.context", "frontends.device", "frontends.collectives"),
     *("frontends.kernels", "frontends.compiler", "reporting", "commands"),
 )
 RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name != "__main__.py"]
@@ -130,7 +130,7 @@ def test_types_of_what_users_import_are_strict() -> None:
     ("package", "line", "count"),
     [
         ("devices", "from ..tracing.stream import Node", 1),
-        ("devices", "from .. import quiet, running", 1),
+        ("devices", "from .. import quiet, executing", 1),
         ("devices", "class C:\n    from fused_eager.frontends.context import context", 1),
         ("", "from .log.events import LOG", 1),
         ("devices", "if TYPE_CHECKING:\n    from ..tracing.stream import Node", 1),

@@ -14,11 +14,11 @@ import pytest
 from tests.test_layout import ROOT, imports, short
 
 # The stages that every op of every device passes through.
-PIPELINE = ("choosing", "compiling", "log", "lowering", "planning", "recording", "running", "tracing")
+PIPELINE = ("compiling", "executing", "log", "lowering", "planning", "policy", "recording", "tracing")
 # Of them the host's: XLA:CPU's own, and running through ATen at once, which needs values in memory.
 HOSTS = (
     *("compiling/xla_cpu", "lowering/xla_cpu"),
-    *("recording/native.py", "recording/shadow.py", "recording/other_devices.py", "running/materialize.py"),
+    *("recording/native.py", "recording/shadow.py", "recording/other_devices.py", "executing/materialize.py"),
 )
 NEUTRAL = [
     path
@@ -79,7 +79,7 @@ def test_the_pipeline_does_not_know_which_device_it_serves(path: Path) -> None:
     ],
 )
 def test_reaching_into_the_host_is_seen(source: str, count: int) -> None:
-    assert len(reaches_in(source, "fused_eager.running")) == count
+    assert len(reaches_in(source, "fused_eager.executing")) == count
 
 
 @pytest.mark.parametrize(

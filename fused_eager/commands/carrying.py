@@ -13,7 +13,7 @@ from fused_eager.cache.bundle import Checked, export_bundle, import_bundle
 from fused_eager.cache.key import json_text
 
 from ..config import resolve
-from ..running.choices import is_choice
+from ..executing.choices import is_choice
 from .place import Place, Wrong
 
 

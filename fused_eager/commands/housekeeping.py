@@ -19,7 +19,7 @@ from fused_eager.cache.bundle import Checked, entries, verify
 from fused_eager.cache.key import json_text
 
 from ..config import OptionError
-from ..running.choices import is_choice
+from ..executing.choices import is_choice
 from .carrying import export, import_entries, warm
 from .place import Place, Wrong
 

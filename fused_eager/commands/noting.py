@@ -48,7 +48,7 @@ class Notes:
 
 def main(argv: list[str]) -> int:
     """`noting FOLDER ...`: what follows is as for `run`."""
-    from ..running.load import WATCHERS
+    from ..executing.load import WATCHERS
 
     WATCHERS.append(Notes(Path(argv[0])))
     return launch.main(argv[1:], "python -m fused_eager bug-report")

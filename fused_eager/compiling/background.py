@@ -25,8 +25,8 @@ from fused_eager.cache.background import Writer
 
 from .. import progress
 from ..bounded import Bounded
-from ..choosing.hotness import Backoff
 from ..log.events import LOG
+from ..policy.hotness import Backoff
 from ..tracing.infer import load as load_inference
 from .xla_cpu.subprocess_compiler import COMPILER
 

@@ -23,13 +23,13 @@ from fused_eager.cache.url import redacted
 from fused_eager.fusion_rules.lowering import EXCEPTIONS
 
 from ..bounded import Bounded
-from ..choosing.segment import Choice
 from ..config import OPTIONS, Config, OptionError
 from ..devices.device import Device
 from ..devices.host.device import HOST
 from ..log.events import LOG
 from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
+from ..policy.segment import Choice
 from ..progress import waiting
 from . import background, canonical, surroundings
 from .compile import Settings

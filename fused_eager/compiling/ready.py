@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from ..choosing.segment import Pieces
 from ..planning.plan import Plan
+from ..policy.segment import Pieces
 from .executable import Executable
 
 

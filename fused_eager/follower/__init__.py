@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from .. import progress
-from ..choosing import autotuner
 from ..compiling import background
 from ..config import Config
 from ..log.events import LOG
+from ..policy import autotuner
 from . import build
 from .build import FollowerUnavailable
 

@@ -287,7 +287,7 @@ def _connect(
 def validate(
     plan: Plan, nodes: Sequence[Node], live: frozenset[int], donatable: frozenset[int] | None = None
 ) -> None:
-    """Check what `running.run` relies on. Without `donatable` any input may be donated.
+    """Check what `executing.run` relies on. Without `donatable` any input may be donated.
 
     Raises:
         ValidationError: a region waits for a later one, a value is made twice or never, a donated value is read

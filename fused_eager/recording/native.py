@@ -12,14 +12,14 @@ from fused_eager.fusion_rules.lowering import leaves
 from ..devices.buffer import LOCK, Buffer
 from ..devices.host.buffers import TABLE, open_buffer
 from ..devices.storage import alias, has_memory, offset_of, storage_of, swap_memory
+from ..executing import run
+from ..executing.arguments import import_native
+from ..executing.island import tell, view
+from ..executing.materialize import materialize as materialize_buffer
+from ..executing.materialize import materialize_all
 from ..log import site
 from ..log.reasons import Reason
 from ..quiet import call, functions_shown, through, unobserved
-from ..running import run
-from ..running.arguments import import_native
-from ..running.island import tell, view
-from ..running.materialize import materialize as materialize_buffer
-from ..running.materialize import materialize_all
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import STREAMS, NativeInput, Stream
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ..config import Config
+from ..executing.island import judge
 from ..log import site
 from ..log.events import LOG
 from ..log.reasons import ELSEWHERE
 from ..quiet import call
-from ..running.island import judge
 from ..tracing.opinfo import OpInfo
 
 Tensor = torch.Tensor

@@ -12,8 +12,8 @@ from fused_eager.fusion_rules.lowering import map_leaves
 from ..devices.buffer import Buffer
 from ..devices.home import Home
 from ..devices.storage import offset_of, pointer_of, storage_of
+from ..executing import run
 from ..log.reasons import Reason
-from ..running import run
 from ..tracing.calls import Foreign
 from ..tracing.infer import Fresh, Same
 from ..tracing.opinfo import OpInfo

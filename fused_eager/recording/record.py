@@ -17,9 +17,9 @@ from fused_eager.fusion_rules.rule import OVERWRITERS
 
 from ..compiling import lengths
 from ..devices.storage import offset_of, storage_of
+from ..executing.island import judge
 from ..log import site
 from ..quiet import through
-from ..running.island import judge
 from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
 from ..tracing.numbers import are_taken, kinds

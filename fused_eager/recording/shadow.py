@@ -29,9 +29,9 @@ from ..devices.buffer import sweep
 from ..devices.home import nbytes_of
 from ..devices.host.buffers import TABLE, HostBuffer
 from ..devices.storage import offset_of, storage_of
+from ..executing import run
+from ..executing.materialize import materialize
 from ..log.reasons import Reason
-from ..running import run
-from ..running.materialize import materialize
 from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described
 from ..tracing.opinfo import OpInfo

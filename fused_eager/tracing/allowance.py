@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from fused_eager.fusion_rules import families
 
-from ..choosing.hotness import Backoff
 from ..config import Config
 from ..log.events import LOG
+from ..policy.hotness import Backoff
 from .stream import Shadowed, Stream
 from .trace import MEMORY, Step
 

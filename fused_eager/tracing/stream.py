@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..choosing.autotuner import Autotuner
-from ..choosing.hotness import Backoff
 from ..devices.buffer import Buffer, Owner
 from ..devices.device import Device
 from ..devices.home import Home
 from ..devices.host.device import HOST
+from ..policy.autotuner import Autotuner
+from ..policy.hotness import Backoff
 from .node import Hole, Node, Ref, Result, Use, place_of, places, start, starts, targets_of, views
 from .trace import MEMORY, Step
 

@@ -76,7 +76,7 @@ class Step:
         self.children: dict[Hashable, Step] = {}
         self.likely: Step | None = None  # the child that came last
         self.then: Step | None = None  # the first step of the stream that followed one which ended here
-        self.ready: Bounded[Hashable, Any] = Bounded(ENDINGS)  # by ending: what runs the stream (`running.load`)
+        self.ready: Bounded[Hashable, Any] = Bounded(ENDINGS)  # by ending: what runs the stream (`executing.load`)
         self.reached = 0  # of the first op of a stream: how many ops of it had been written down when it was given up
         self.spent = 0.0  # and the seconds that streams which begin with it have cost since one was last compiled
         self.warm = False  # of the first op of a stream: something that begins like that has been compiled, or is soon

@@ -17,7 +17,7 @@ from fused_eager.commands import diagnostics, doctor, features
 from fused_eager.commands.diagnostics import Facts, gather
 from fused_eager.commands.doctor import CHECKS, describe, findings, version_of
 from fused_eager.config import OptionError
-from fused_eager.running import load
+from fused_eager.executing import load
 
 GOOD = Facts(
     python="3.11.7",

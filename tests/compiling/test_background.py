@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report, sync
-from fused_eager.choosing.hotness import PATIENCE, VARIANTS
 from fused_eager.compiling import background, compile
+from fused_eager.executing import load
 from fused_eager.log.events import LOG
+from fused_eager.policy.hotness import PATIENCE, VARIANTS
 from fused_eager.reporting.expecting import expect
-from fused_eager.running import load
 from tests.streams import events, stable_shapes
 
 

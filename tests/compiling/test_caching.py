@@ -26,7 +26,7 @@ from fused_eager.bounded import Bounded
 from fused_eager.compiling import caching, executable, surroundings
 from fused_eager.compiling import compile as compiling
 from fused_eager.config import resolve
-from fused_eager.running import load as loading
+from fused_eager.executing import load as loading
 from fused_eager.tracing import trace
 from tests.cached_program import small
 from tests.streams import events, forget_shapes, open_stream

@@ -21,10 +21,10 @@ from fused_eager.compiling.canonical import to_computation, to_parts
 from fused_eager.compiling.compile import build
 from fused_eager.compiling.key import Computation
 from fused_eager.devices.home import Home
+from fused_eager.executing.arguments import as_array
 from fused_eager.lowering import lower
 from fused_eager.planning import forms
 from fused_eager.planning.plan import Region
-from fused_eager.running.arguments import as_array
 from fused_eager.tracing.stream import Ref
 from tests.compiling.test_key import BASE, DIFFERENT, x
 from tests.streams import END, HOME, lowered_by, node, recorded

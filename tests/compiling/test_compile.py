@@ -14,9 +14,9 @@ from fused_eager import fused_eager, xla
 from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling.compile import Computation, Settings, load_or_compile
+from fused_eager.executing.arguments import as_array
 from fused_eager.lowering.failed import NodeFailed
 from fused_eager.planning.plan import Region
-from fused_eager.running.arguments import as_array
 from fused_eager.tracing.stream import Node
 from tests.streams import END, HOME, aten, events, node
 

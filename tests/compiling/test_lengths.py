@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from fused_eager import fused_eager, sync
 from fused_eager.compiling.template import _is_same
+from fused_eager.executing import load
 from fused_eager.log.events import Event
-from fused_eager.running import load
 from tests.streams import all_lengths_large, events
 
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.compiling import mappings
-from fused_eager.running import load
+from fused_eager.executing import load
 from tests.streams import events, stable_shapes
 
 OPS = (torch.sin, torch.exp, torch.tanh, torch.neg, torch.abs)

@@ -21,7 +21,7 @@ from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
 from fused_eager.devices.accelerator import Accelerator
 from fused_eager.devices.host.device import HOST
-from fused_eager.running import load
+from fused_eager.executing import load
 from fused_eager.targets.device import TargetDevice
 from fused_eager.targets.target import Target
 from tests.streams import lowered_by, recorded

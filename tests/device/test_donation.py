@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fused_eager.compiling.ready import Ready
+from fused_eager.executing import run
 from fused_eager.frontends.device.doors import DOORS, set_options
-from fused_eager.running import run
 
 from .compare import TPU
 

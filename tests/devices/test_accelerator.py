@@ -17,9 +17,9 @@ from fused_eager.devices.accelerator import Accelerator, AcceleratorBuffer
 from fused_eager.devices.dlpack import to_tensor
 from fused_eager.devices.home import Home
 from fused_eager.devices.storage import alias, storage_of
+from fused_eager.executing import arguments, load, run
 from fused_eager.log.reasons import Reason
 from fused_eager.planning.plan import Work
-from fused_eager.running import arguments, load, run
 from fused_eager.tracing.stream import DeviceInput, Stream
 
 END = Reason("sync.call")

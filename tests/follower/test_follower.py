@@ -21,10 +21,10 @@ from benchmarks import follower as bench
 from benchmarks.workloads import WORKLOADS
 from fused_eager import follower, fused_eager, sync
 from fused_eager.config import OptionError, resolve
+from fused_eager.executing import load
 from fused_eager.follower import build
 from fused_eager.log import site
 from fused_eager.log.events import LOG
-from fused_eager.running import load
 from fused_eager.tracing.numbers import BOUNDS
 from fused_eager.tracing.stream import Stream
 from tests.streams import events, forget_pending, open_stream

@@ -10,10 +10,10 @@ import torch
 
 import fused_eager as fe
 from fused_eager import follower
+from fused_eager.executing import load
 from fused_eager.follower import build, spec
 from fused_eager.frontends.context import connection
 from fused_eager.log.events import Event
-from fused_eager.running import load
 from fused_eager.tracing import numbers
 from tests.fuzz.differ import compiled, repaired
 from tests.fuzz.generate import RUNS, Program, generate, namespace

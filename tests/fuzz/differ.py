@@ -17,9 +17,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import fused_eager as fe
-from fused_eager.choosing import hotness
 from fused_eager.compiling import background
 from fused_eager.devices.host.buffers import TABLE
+from fused_eager.policy import hotness
 
 from .generate import LARGEST, RUNS, Program, namespace
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import fused_eager as fe
-from fused_eager.choosing import hotness
+from fused_eager.policy import hotness
 
 Tensor = torch.Tensor
 STATEMENTS = (

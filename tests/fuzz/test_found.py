@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import segment
+from fused_eager.policy import segment
 from tests.semantics.programs import MODES, check
 
 

@@ -18,8 +18,8 @@ from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fused_eager.choosing import hotness
-from fused_eager.running import load
+from fused_eager.executing import load
+from fused_eager.policy import hotness
 from tests.op_db import OP_DB
 
 from .exclusions import EXCLUDED, STRIDES, UNWRITTEN

@@ -14,9 +14,9 @@ from torch import Tensor
 from fused_eager import fused_eager, xla
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling.executable import Made
+from fused_eager.executing import load
 from fused_eager.planning.donation import pairs
 from fused_eager.planning.plan import Region
-from fused_eager.running import load
 from fused_eager.tracing.stream import Node
 from tests.streams import HOME, all_rows_in_blocks, aten, flush_now, node
 

@@ -13,9 +13,9 @@ from torch import nn
 from fused_eager import fused_eager, xla
 from fused_eager.devices.home import Home
 from fused_eager.devices.host.housekeeping import HOUSEKEEPING, HostHousekeeping
+from fused_eager.executing import load
 from fused_eager.planning.plan import Plan, make_plan, validate
 from fused_eager.planning.temporaries import boundaries
-from fused_eager.running import load
 from fused_eager.tracing.stream import Node
 from tests.streams import END, aten, events, node
 

@@ -16,7 +16,7 @@ from fused_eager.compiling import background
 from fused_eager.devices.host.buffers import buffer_of
 from fused_eager.devices.host.trap import is_armed
 from fused_eager.devices.storage import storage_of
-from fused_eager.running import island, load
+from fused_eager.executing import island, load
 from fused_eager.tracing import trace
 from tests.recording.test_follow import counted
 from tests.streams import events, forget_shapes, open_stream

@@ -9,11 +9,11 @@ import pytest
 
 from fused_eager import fused_eager
 from fused_eager.compiling import background, causes, emit
+from fused_eager.executing import load
 from fused_eager.reporting.advice import advise
 from fused_eager.reporting.explaining import _with_plans
 from fused_eager.reporting.facts import add_up
 from fused_eager.reporting.report import Report
-from fused_eager.running import load
 from fused_eager.tracing import trace
 from tests.streams import events, stable_shapes
 

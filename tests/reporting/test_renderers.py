@@ -20,9 +20,9 @@ from torch import nn
 from fused_eager import fused_eager
 from fused_eager.commands import cli
 from fused_eager.commands.report import as_json
+from fused_eager.executing import load
 from fused_eager.reporting import compare, perfetto, prometheus, top
 from fused_eager.reporting.report import Report
-from fused_eager.running import load
 from tests.streams import stable_shapes
 
 from .logs import Log

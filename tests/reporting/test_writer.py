@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from fused_eager import OptionError, fused_eager
+from fused_eager.executing import load
 from fused_eager.log import site
 from fused_eager.log.events import LOG
 from fused_eager.reporting import reading, writer
 from fused_eager.reporting.reading import LogError
 from fused_eager.reporting.schema import COMMON, KINDS, VERSION
-from fused_eager.running import load
 
 
 def program(x: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fused_eager import LostValue, fused_eager, sync
+from fused_eager.executing import load
 from fused_eager.planning import plan
-from fused_eager.running import load
 
 from .programs import compare, describe, run, same_error
 from .refused import AT_ONCE, AT_SYNC, GOES_WELL, f, idx

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fused_eager import LostValue, fused_eager, sync
 from fused_eager.devices.host.buffers import HostBuffer
 from fused_eager.devices.host.device import Host
-from fused_eager.running import deferred_checks, load, run
+from fused_eager.executing import deferred_checks, load, run
 
 
 def test_a_key_error_in_the_body(mode: str) -> None:

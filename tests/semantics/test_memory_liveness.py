@@ -14,7 +14,7 @@ from torch import nn
 
 from fused_eager import fused_eager, sync
 from fused_eager.devices.host.buffers import TABLE
-from fused_eager.running.deferred_checks import AHEAD, DEFERRED
+from fused_eager.executing.deferred_checks import AHEAD, DEFERRED
 
 
 def test_a_weak_reference_dies_at_once(mode: str) -> None:

@@ -38,7 +38,7 @@ def recorded(names: Sequence[str], dtypes: Sequence[str], samples: int) -> dict[
     from fused_eager.fusion_rules.rule import rule_for
 
     from fused_eager import fused_eager
-    from fused_eager.running import load
+    from fused_eager.executing import load
     from tests.op_db import OP_DB
 
     calls: dict[str, dict[str, Any]] = defaultdict(dict)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from fused_eager import current_mode, fused_eager, sync
-from fused_eager.choosing import autotuner, hotness, segment
 from fused_eager.compiling import background, emit
+from fused_eager.executing import run
 from fused_eager.frontends.context import bypass, intercept, parking
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
+from fused_eager.policy import autotuner, hotness, segment
 from fused_eager.quiet import stack
 from fused_eager.recording import shadow
-from fused_eager.running import run
 from fused_eager.tracing import allowance, trace
 from fused_eager.tracing.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
 from fused_eager.tracing.stream import Shadowed

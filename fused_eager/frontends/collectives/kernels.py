@@ -19,6 +19,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...config import resolve
 from ...devices.buffer import LOCK
+from ...executing import run
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
@@ -26,7 +27,6 @@ from ...log.site import Site
 from ...quiet import as_eager, as_kernel, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
-from ...running import run
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours

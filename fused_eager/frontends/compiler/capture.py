@@ -24,6 +24,8 @@ from ...config import Config
 from ...devices.buffer import LOCK
 from ...devices.host import unwritten
 from ...devices.storage import storage_of
+from ...executing.island import judge
+from ...executing.load import homes_of_values
 from ...log.events import LOG
 from ...log.graph_site import place_of
 from ...log.reasons import Reason
@@ -31,8 +33,6 @@ from ...log.site import describe, here
 from ...planning.plan import Work
 from ...quiet import unobserved
 from ...recording.ahead import Refused, forget, record_ahead
-from ...running.island import judge
-from ...running.load import homes_of_values
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import NativeInput, Stream
 from . import control, flex

@@ -25,12 +25,12 @@ from ...devices.host.buffers import COPIED
 from ...devices.host.device import HOST
 from ...devices.host.scratch import SCRATCH
 from ...devices.storage import storage_of
+from ...executing import load, run
+from ...executing.arguments import as_array
 from ...log.reasons import Reason
 from ...planning.plan import Work
 from ...quiet import OWN, unobserved
 from ...recording import native
-from ...running import load, run
-from ...running.arguments import as_array
 from ...tracing.stream import NativeInput, Stream
 from ...xla import untraced
 

@@ -16,7 +16,7 @@ from fused_eager.fusion_rules.padded import Refused
 
 from ...compiling import buckets
 from ...compiling.buckets import LEAST, Bucket, Streams, bucket_of
-from ...running.load import ISLANDS
+from ...executing.load import ISLANDS
 from .program import Program, Stage
 
 Tensor = torch.Tensor

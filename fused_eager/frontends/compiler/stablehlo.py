@@ -21,12 +21,12 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ...compiling.key import Computation
 from ...errors import ExportError
+from ...executing.arguments import hoisted
 from ...log.reasons import Reason
 from ...log.site import describe
 from ...lowering.failed import NodeFailed
 from ...lowering.lower import Function
 from ...planning.plan import Region
-from ...running.arguments import hoisted
 from ...xla import enable_x64
 from .program import Call, Fetch, Program, Stage, mapped
 

@@ -11,8 +11,8 @@ import torch
 from ...devices.buffer import LOCK, Buffer
 from ...devices.host import trap
 from ...devices.host.buffers import TABLE
+from ...executing import materialize as materializing
 from ...log.reasons import Reason
-from ...running import materialize as materializing
 
 LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")
 _FULL = Reason("sync.island", "a bucket of DistributedDataParallel is full")

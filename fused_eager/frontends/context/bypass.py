@@ -19,15 +19,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import follower, quiet
-from ...choosing.autotuner import Turn
-from ...choosing.iteration import TIMED
-from ...choosing.segment import FACTOR, LOSS, Place, Steady
 from ...devices.buffer import LOCK
 from ...devices.host.heap import WATCH
+from ...executing.materialize import hand_over
 from ...log.events import LOG
 from ...log.reasons import Reason
+from ...policy.autotuner import Turn
+from ...policy.iteration import TIMED
+from ...policy.segment import FACTOR, LOSS, Place, Steady
 from ...recording.rounds import Rounds
-from ...running.materialize import hand_over
 from ...tracing.stream import STREAMS, Stream
 from . import entered
 

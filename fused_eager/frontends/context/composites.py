@@ -20,11 +20,11 @@ from fused_eager.fusion_rules.lowering import leaves
 
 from ...devices.host import trap
 from ...devices.storage import storage_of
+from ...executing.island import tell
 from ...log import site
 from ...log.reasons import Reason
 from ...quiet import stack
 from ...recording import native
-from ...running.island import tell
 from .intercept import FrontDoor
 from .readers import Guard, materialized, natively
 from .threads import current_door

@@ -12,18 +12,18 @@ import torch
 from torch._ops import OpOverload
 
 from ... import profiled
-from ...choosing import autotuner
-from ...choosing.hotness import Backoff
 from ...config import Config
 from ...devices.buffer import LOCK
 from ...devices.host import buffers, unwritten
 from ...devices.storage import FLAGS_AT
+from ...executing import run
 from ...follower.build import NAME
 from ...follower.spec import Treatment
 from ...log import site
 from ...log.events import LOG
+from ...policy import autotuner
+from ...policy.hotness import Backoff
 from ...recording import native, other_devices, pending
-from ...running import run
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from ...tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
 from ...tracing.trace import Step

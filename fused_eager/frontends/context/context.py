@@ -19,12 +19,12 @@ from ...compiling.caching import keeper
 from ...config import Config, resolve
 from ...devices.host.device import HOST
 from ...errors import FusedEagerError
+from ...executing import run
+from ...executing.materialize import materialize_all
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...recording.native import nothing_is_pending
-from ...running import run
-from ...running.materialize import materialize_all
 from ...tracing import infer
 from ...tracing.allowance import ALLOWANCE, limits
 from . import bypass, connection, guards, moments, parking, refusals, shutdown, signals, threads

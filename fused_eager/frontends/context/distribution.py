@@ -17,10 +17,10 @@ from torch.autograd import Variable
 from fused_eager.fusion_rules.lowering import leaves
 
 from ...devices.buffer import LOCK
+from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
 from ...ranks import job
 from ...recording import native
-from ...running.materialize import materialize_all
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .readers import natively
 from .reducers import know, leave, seeing_door

@@ -15,10 +15,10 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
 from ... import quiet
+from ...executing.island import tell
+from ...executing.materialize import materialize_all
 from ...log import site
 from ...log.reasons import Reason
-from ...running.island import tell
-from ...running.materialize import materialize_all
 from .composites import KEY
 from .threads import current_door
 

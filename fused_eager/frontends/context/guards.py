@@ -27,12 +27,12 @@ from fused_eager.fusion_rules.lowering import leaves
 from ... import follower
 from ...compiling import emit
 from ...devices.host.buffers import TABLE
+from ...executing import run
+from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
 from ...quiet import adopt, inside, is_own, uncompiled
 from ...ranks import job
 from ...recording import native
-from ...running import run
-from ...running.materialize import materialize_all
 from . import (
     buckets,
     bypass,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ...executing import run
 from ...log import site
 from ...log.reasons import Reason
 from ...recording import native
-from ...running import run
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream

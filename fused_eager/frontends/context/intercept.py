@@ -1,6 +1,6 @@
 """The front door for CPU tensors: a TorchDispatchMode that hands each op to the recorder.
 
-A front door decides only how ops arrive. Everything behind it (`recording.record`, `running.run`, `recording.native`)
+A front door decides only how ops arrive. Everything behind it (`recording.record`, `executing.run`, `recording.native`)
 knows tensors and overloads, so a second one, a device of its own, needs no change there.
 """
 
@@ -21,19 +21,19 @@ from fused_eager.fusion_rules.decompose import is_composite
 from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower, profiled, quiet
-from ...choosing.autotuner import Autotuner
 from ...compiling import background
 from ...config import Config
 from ...devices.buffer import LOCK
 from ...devices.host.buffers import TABLE, buffer_of
 from ...devices.storage import has_memory
+from ...executing import choices, run
+from ...executing.materialize import give_up, hand_over, materialize, materialize_all, take_over
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import OUTSIDE, Reason
+from ...policy.autotuner import Autotuner
 from ...recording import native, other_devices, record, rounds
 from ...recording.native import nothing_is_pending
-from ...running import choices, run
-from ...running.materialize import give_up, hand_over, materialize, materialize_all, take_over
 from ...tracing.allowance import ALLOWANCE, limits
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of

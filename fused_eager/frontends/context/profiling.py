@@ -20,9 +20,9 @@ import torch.profiler.profiler
 
 from ... import follower, profiled
 from ...devices.host import trap
+from ...executing import run
+from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
-from ...running import run
-from ...running.materialize import materialize_all
 
 _running: set[str] = set()
 # An execution trace that is asked for the values of integers reads memory: it finds the trap, and says so.

@@ -29,11 +29,11 @@ from ...devices.buffer import LOCK
 from ...devices.host import trap
 from ...devices.host.buffers import TABLE
 from ...devices.storage import has_memory, storage_of
+from ...executing.materialize import materialize, materialize_all
 from ...log import site
 from ...log.reasons import Reason
 from ...quiet import stack, without
 from ...recording import native
-from ...running.materialize import materialize, materialize_all
 from . import bypass
 from .intercept import FrontDoor, is_plain, looked_at
 from .threads import THREAD, current_door

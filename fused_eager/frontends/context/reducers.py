@@ -27,7 +27,7 @@ from ...devices.buffer import LOCK
 from ...devices.host import trap
 from ...devices.host.buffers import TABLE
 from ...devices.storage import has_memory, storage_of
-from ...running.materialize import materialize_all
+from ...executing.materialize import materialize_all
 from .buckets import CURRENT, LOOKS, materialize, shut
 from .intercept import FrontDoor
 from .threads import THREAD

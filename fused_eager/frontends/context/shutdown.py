@@ -13,8 +13,8 @@ import os
 import threading
 import time
 
+from ...executing.deferred_checks import DEFERRED, wait
 from ...log.events import LOG
-from ...running.deferred_checks import DEFERRED, wait
 
 PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in which nobody computes; seconds in all
 

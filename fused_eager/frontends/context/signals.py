@@ -29,9 +29,9 @@ import torch
 from ...compiling import background
 from ...compiling.compile import load_or_compile
 from ...devices.buffer import LOCK
+from ...executing.run import Execution
 from ...folder import FOLDER
 from ...quiet import inside, stack
-from ...running.run import Execution
 from . import composites, guards, readers, tracers
 from .threads import current_door
 

@@ -18,9 +18,9 @@ from ...compiling import measuring
 from ...config import Config
 from ...devices.buffer import LOCK
 from ...devices.host.scratch import SCRATCH
+from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
 from ...quiet import without
-from ...running.materialize import materialize_all
 from . import refusals
 from .intercept import FrontDoor
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.jit._trace
 
+from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
 from ...quiet import stack
-from ...running.materialize import materialize_all
 from .readers import natively
 from .threads import current_door
 

@@ -22,11 +22,11 @@ from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...devices.buffer import LOCK
 from ...devices.home import Home
 from ...devices.storage import offset_of, storage_of
+from ...executing import run
+from ...executing.island import view
 from ...log.reasons import Reason
 from ...quiet import below, is_above
 from ...recording import record, rounds
-from ...running import run
-from ...running.island import view
 from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream
 from ..context import inspecting

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...devices.buffer import LOCK
+from ...executing import run
 from ...log.reasons import Reason
-from ...running import run
 from .doors import CURRENT, DOORS
 
 SYNC = Reason("sync.call", "synchronize")

@@ -13,12 +13,12 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
 from ...devices.storage import storage_of
+from ...executing.island import tell
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
 from ...quiet import as_eager
 from ...recording.record import NotRecorded
-from ...running.island import tell
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from .doors import DOORS, Door, is_on_device
 

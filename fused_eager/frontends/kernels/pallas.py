@@ -18,11 +18,11 @@ from torch.utils import _pytree
 
 from fused_eager.cache import Unencodable
 
-from ...choosing.segment import Choice
 from ...compiling.caching import Keeper, settings
+from ...executing import choices
 from ...log.events import LOG
+from ...policy.segment import Choice
 from ...quiet import unobserved
-from ...running import choices
 from . import native
 from .declare import declared
 from .op import JaxOp

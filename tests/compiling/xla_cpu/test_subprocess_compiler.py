@@ -20,8 +20,8 @@ from fused_eager import fused_eager, report, xla
 from fused_eager.compiling import background, executable
 from fused_eager.compiling.xla_cpu import subprocess_compiler
 from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
+from fused_eager.executing import load
 from fused_eager.log.events import LOG
-from fused_eager.running import load
 from tests.streams import events
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is none on this system: all is compiled here")

@@ -55,7 +55,7 @@ def test_a_region_that_does_not_fit_runs_in_aten(full: None, options: dict[str, 
 
 
 def test_a_warm_process_knows_it_as_well(full: None, tmp_path: Path) -> None:
-    from fused_eager.running.load import forget
+    from fused_eager.executing.load import forget
 
     with fused_eager(cache="", cache_dir=str(tmp_path), cache_bytes=1 << 30):
         program().sum().item()

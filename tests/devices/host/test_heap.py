@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import autotuner
-from fused_eager.choosing.segment import Segment
 from fused_eager.compiling import background
 from fused_eager.devices.host import heap
 from fused_eager.devices.host.heap import EVERY, GROWN, PART, ROOM, Watch
+from fused_eager.policy import autotuner
+from fused_eager.policy.segment import Segment
 from tests.streams import open_stream
 
 MB = 1 << 20

@@ -15,10 +15,10 @@ from fused_eager import fused_eager
 from fused_eager.devices.host import release_pages
 from fused_eager.devices.host.buffers import TABLE
 from fused_eager.devices.storage import storage_of
+from fused_eager.executing import run
 from fused_eager.frontends.context.threads import THREAD
 from fused_eager.log.events import LOG
 from fused_eager.log.reasons import Reason
-from fused_eager.running import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")
 N = 2 * release_pages.LEAST // 4

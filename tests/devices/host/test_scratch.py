@@ -19,10 +19,10 @@ from fused_eager.commands.cli import main
 from fused_eager.devices.host import scratch
 from fused_eager.devices.host.device import HOST
 from fused_eager.devices.host.scratch import SCRATCH
+from fused_eager.executing import load
 from fused_eager.log.events import LOG
 from fused_eager.planning.plan import make_plan
 from fused_eager.planning.room import wanted
-from fused_eager.running import load
 from tests.compiling.test_caching import own_process, run
 from tests.streams import END, HOME, all_results_large, flush_now, node
 

@@ -21,10 +21,10 @@ from torch import nn
 from fused_eager import BudgetExceeded, IslandRefused, expect, explain, fused_eager
 from fused_eager.config import OPTIONS
 from fused_eager.devices.host.buffers import TABLE
+from fused_eager.executing.run import DEFERRED
 from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import LOG, Event
-from fused_eager.running.run import DEFERRED
 
 ROOT = Path(__file__).parent.parent.parent.parent
 Tensor = torch.Tensor

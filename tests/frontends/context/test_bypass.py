@@ -18,11 +18,11 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, report, sync
-from fused_eager.choosing import autotuner, segment
-from fused_eager.choosing.segment import SAMPLES, Segment
 from fused_eager.frontends.context.bypass import LOOKED_AT, READS, Turns
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
+from fused_eager.policy import autotuner, segment
+from fused_eager.policy.segment import SAMPLES, Segment
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from tests.streams import CLOCKS, forget_shapes

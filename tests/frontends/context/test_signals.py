@@ -18,8 +18,8 @@ import torch
 from fused_eager import fused_eager, sync
 from fused_eager.commands import launch
 from fused_eager.compiling import compile as compiling
+from fused_eager.executing import run
 from fused_eager.frontends.context import context, guards, readers, signals
-from fused_eager.running import run
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot send one to a thread")
 

@@ -14,9 +14,9 @@ from fused_eager.fusion_rules.spec import Spec
 
 from fused_eager import IslandRefused, fused_eager, report, sync
 from fused_eager.devices.host.buffers import buffer_of
+from fused_eager.executing import island
+from fused_eager.executing.island import annotated, run_node, to_home, view
 from fused_eager.log.events import LOG
-from fused_eager.running import island
-from fused_eager.running.island import annotated, run_node, to_home, view
 from fused_eager.tracing.stream import Result
 from tests.streams import aten, events, node, open_stream, passing_for_aten
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import autotuner, segment
-from fused_eager.choosing.iteration import TIMED, Iteration
-from fused_eager.choosing.segment import AGAIN, LOSS, SOON, Segment
 from fused_eager.compiling import background
 from fused_eager.frontends.context.bypass import Turns
 from fused_eager.frontends.context.threads import current_door
+from fused_eager.policy import autotuner, segment
+from fused_eager.policy.iteration import TIMED, Iteration
+from fused_eager.policy.segment import AGAIN, LOSS, SOON, Segment
 from tests.streams import CLOCKS, events
 
 LINE = ("f.py", 1)

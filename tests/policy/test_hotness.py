@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, sync
-from fused_eager.choosing.hotness import BACKOFF, LONGEST, PATIENCE, SIGHTINGS, SINGLES, VARIANTS, Backoff, Skeletons
 from fused_eager.compiling import background
+from fused_eager.policy.hotness import BACKOFF, LONGEST, PATIENCE, SIGHTINGS, SINGLES, VARIANTS, Backoff, Skeletons
 from tests.streams import events, open_stream, stable_shapes
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.running.deferred_checks import AHEAD, DEFERRED, DeferredChecks, Launch
+from fused_eager.executing.deferred_checks import AHEAD, DEFERRED, DeferredChecks, Launch
 from tests.streams import flush_now, stable_shapes
 
 

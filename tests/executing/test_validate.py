@@ -15,7 +15,7 @@ from fused_eager import fused_eager
 from fused_eager.compiling.executable import Executable, RunCheck
 from fused_eager.devices.host.buffers import TABLE
 from fused_eager.errors import ValidationError
-from fused_eager.running import load, run, validate
+from fused_eager.executing import load, run, validate
 from fused_eager.tracing.stream import Node, Ref
 
 MODES: dict[str, dict[str, Any]] = {

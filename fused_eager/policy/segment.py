@@ -4,7 +4,7 @@ A few of them are timed fused, a few natively, and the faster way is kept; now a
 chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a segment
 suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
 
-What was chosen is owed to the compile cache, and what another process chose may be offered by it (`running.choices`):
+What was chosen is owed to the compile cache, and what another process chose may be offered by it (`executing.choices`):
 it is then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
 """
 

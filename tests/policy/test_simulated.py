@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from fused_eager.choosing import autotuner
-from fused_eager.choosing.autotuner import ALIKE, SEGMENTS, Autotuner
-from fused_eager.choosing.segment import Choice, Segment
+from fused_eager.policy import autotuner
+from fused_eager.policy.autotuner import ALIKE, SEGMENTS, Autotuner
+from fused_eager.policy.segment import Choice, Segment
 
 # For the whole process the clock is another one meanwhile, which what runs beside it may take for its own.
 pytestmark = pytest.mark.slow

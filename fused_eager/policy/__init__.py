@@ -25,6 +25,6 @@ One thread is in one of these states; the arrows are all the ways between them, 
          '------------- [ bypassed ]      our mode is off torch's stack (`frontends.context.bypass`, `moments`)
 
 `resting` is bypassed as `native` is. What was measured belongs to the process and not to the context (`autotuner`), is
-kept in the compile cache and offered by it to other processes (`running.choices`). Within a region that is fused, who
-runs a single op is measured by itself (`running.op_autotuner`: `contest`).
+kept in the compile cache and offered by it to other processes (`executing.choices`). Within a region that is fused, who
+runs a single op is measured by itself (`executing.op_autotuner`: `contest`).
 """

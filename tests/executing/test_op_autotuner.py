@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report
-from fused_eager.choosing import autotuner
-from fused_eager.choosing.segment import Choice
 from fused_eager.compiling import background
 from fused_eager.compiling.compile import Settings
 from fused_eager.compiling.key import Computation
-from fused_eager.running import op_autotuner
-from fused_eager.running.op_autotuner import islands
+from fused_eager.executing import op_autotuner
+from fused_eager.executing.op_autotuner import islands
+from fused_eager.policy import autotuner
+from fused_eager.policy.segment import Choice
 from fused_eager.tracing.stream import Node
 from tests.compiling.test_caching import finish_writing, own_process
 from tests.streams import all_results_large, aten, events, node, recorded

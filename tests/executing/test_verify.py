@@ -19,8 +19,8 @@ from fused_eager.fusion_rules.rule import rule_for
 
 from fused_eager import OptionError, WrongResult, fused_eager
 from fused_eager.compiling.compile import MEMORY
+from fused_eager.executing import verify as verifying
 from fused_eager.log.events import LOG
-from fused_eager.running import verify as verifying
 from fused_eager.tracing import trace
 
 

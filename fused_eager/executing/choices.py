@@ -1,6 +1,6 @@
 """Choices: the measured way to run a segment of the program goes from process to process through the compile cache.
 
-`choosing.autotuner` measures; what it chose is written as a small entry of its own, and asked for when another process
+`policy.autotuner` measures; what it chose is written as a small entry of its own, and asked for when another process
 has run the same regions for the first time. A segment is known there by the keys of those regions, in order, never by a
 line or a name. Stores are met on the cache's own thread: a program that measures meanwhile is not held up, and
 whichever is done first counts. Whatever is wrong with an entry, the program measures as if there were none.
@@ -18,12 +18,12 @@ import torch
 from fused_eager.cache import Entry, Key, Unencodable
 
 from .. import follower
-from ..choosing.autotuner import FLUSHES
-from ..choosing.segment import FACTOR, Choice, Pieces, Place, Ran, Segment, is_worth
 from ..compiling import surroundings
 from ..compiling.caching import Keeper, keeper
 from ..config import Config
 from ..log.events import LOG
+from ..policy.autotuner import FLUSHES
+from ..policy.segment import FACTOR, Choice, Pieces, Place, Ran, Segment, is_worth
 
 FORMAT = 1  # of the blob and of what a key says about a segment; part of every key
 BLOB = "choice"

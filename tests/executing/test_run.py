@@ -15,8 +15,8 @@ from fused_eager import LostValue, fused_eager, sync
 from fused_eager.devices.host.buffers import TABLE, buffer_of
 from fused_eager.devices.host.device import Host
 from fused_eager.devices.storage import storage_of
-from fused_eager.running import run
-from fused_eager.running.deferred_checks import DEFERRED
+from fused_eager.executing import run
+from fused_eager.executing.deferred_checks import DEFERRED
 from fused_eager.tracing.stream import DeviceInput
 from tests.streams import events, flush_now, forget_pending, open_stream, passing_for_aten, stable_shapes
 

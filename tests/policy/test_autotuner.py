@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.choosing import autotuner
-from fused_eager.choosing.autotuner import ENTRIES, SOME, Autotuner
-from fused_eager.choosing.hotness import VARIANTS
-from fused_eager.choosing.segment import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Segment
+from fused_eager.policy import autotuner
+from fused_eager.policy.autotuner import ENTRIES, SOME, Autotuner
+from fused_eager.policy.hotness import VARIANTS
+from fused_eager.policy.segment import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Segment
 
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)

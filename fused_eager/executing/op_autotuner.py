@@ -5,7 +5,7 @@ what XLA makes of them; elsewhere it is the other way round. The best of both is
 ahead by more than an island costs, the call becomes one, between two regions. Which calls may be contested is a rule
 (`AUTOTUNED`, and enough memory to be worth a look); who wins is measured while the stream that they belong to is being
 compiled, on memory of their own, and kept like every measured choice. Whether the plan as a whole beats torch alone is
-for `choosing.autotuner` to find out.
+for `policy.autotuner` to find out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from fused_eager.fusion_rules.deferred import xla_client
 from fused_eager.fusion_rules.rule import AUTOTUNED, rule_for
 
 from ..bounded import Bounded
-from ..choosing.segment import Choice
 from ..compiling import background, compile
 from ..compiling.caching import Keeper
 from ..compiling.compile import Settings
@@ -41,6 +40,7 @@ from ..log.site import describe
 from ..planning.order import operands
 from ..planning.plan import Region
 from ..planning.room import roomless, wanted
+from ..policy.segment import Choice
 from ..quiet import as_eager, unobserved
 from ..tracing.stream import Node
 from . import choices

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..choosing.hotness import SKELETONS
 from ..compiling import background, emit, measuring
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..compiling.ready import Ready
@@ -24,6 +23,7 @@ from ..devices.dlpack import to_tensor
 from ..devices.storage import alias
 from ..log.reasons import Reason
 from ..planning.plan import Region
+from ..policy.hotness import SKELETONS
 from ..quiet import uncompiled, unobserved
 from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream

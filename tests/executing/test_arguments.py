@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fused_eager.executing.arguments import numbers
 from fused_eager.planning.plan import Region
-from fused_eager.running.arguments import numbers
 from tests.streams import END, node
 
 

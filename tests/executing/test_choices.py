@@ -12,13 +12,13 @@ import pytest
 import torch
 from fused_eager.cache import generate
 
-from fused_eager.choosing import autotuner
-from fused_eager.choosing.autotuner import FLUSHES
-from fused_eager.choosing.segment import AGAIN, SAMPLES, SURPRISES, Choice
 from fused_eager.commands.cli import main
 from fused_eager.compiling import caching, surroundings
-from fused_eager.running import choices, load
-from fused_eager.running.choices import Absurd, from_bytes, to_bytes
+from fused_eager.executing import choices, load
+from fused_eager.executing.choices import Absurd, from_bytes, to_bytes
+from fused_eager.policy import autotuner
+from fused_eager.policy.autotuner import FLUSHES
+from fused_eager.policy.segment import AGAIN, SAMPLES, SURPRISES, Choice
 from tests.cached_program import autotuned, small
 from tests.compiling.test_caching import _machine, child, own_process, run
 from tests.streams import events, open_stream

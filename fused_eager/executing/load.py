@@ -16,8 +16,6 @@ from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.rule import rule_for
 
 from ..bounded import Bounded
-from ..choosing.hotness import SKELETONS
-from ..choosing.segment import Pieces
 from ..compiling import background, emit, lengths, mappings
 from ..compiling.background import Waiting
 from ..compiling.caching import forget_loaded, keeper, settings
@@ -32,6 +30,8 @@ from ..log.site import describe
 from ..lowering.failed import NodeFailed
 from ..planning import budget, donation, fetching, plan
 from ..planning.plan import Plan, Region, Work
+from ..policy.hotness import SKELETONS
+from ..policy.segment import Pieces
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
 from . import op_autotuner, validate
