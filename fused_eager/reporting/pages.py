@@ -11,6 +11,8 @@ from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.platforms import VARIANTS
 from fused_eager.fusion_rules.rule import OpClass, Rule
 
+from ..compiling import executable
+from ..compiling.xla_cpu import finishing  # noqa: F401  (the variants of XLA:CPU)
 from ..config import OPTIONS, spell
 from ..log.reasons import CODES
 from ..lowering import rewrites
@@ -123,7 +125,8 @@ def platforms() -> str:
         "",
         "A lowering is written once, for any platform that XLA compiles for. Where one platform has a better way, it",
         "has a *variant*. There is one rule of precedence: a platform's own variant comes before the one for any.",
-        "This page is made from the tables in `fusion_rules` (`python -m fused_eager.reporting.pages` writes it).",
+        "This page is made from the tables in `fusion_rules`, `lowering` and `compiling`",
+        "(`python -m fused_eager.reporting.pages` writes it).",
         "",
         "## Rows",
         "",
@@ -134,8 +137,9 @@ def platforms() -> str:
     ]
     for name, row in sorted(own_rows.items()):
         lines += [f"| `{name}` | {platform} | {_first_line(own)} |" for platform, own in sorted(row.own.items())]
-    lines += ["", "## What rows share", "", "| what | platform | variant |", "|---|---|---|"]
-    shared = {**VARIANTS, **{v.name: v for v in (rewrites.LAYOUTS, rewrites.REWRITE)}}
+    lines += ["", "## What rows share, and steps of compiling", "", "| what | platform | variant |", "|---|---|---|"]
+    compiled = (executable.get_ready, executable.made_in_subprocess, executable.settle)
+    shared = {**VARIANTS, **{v.name: v for v in (rewrites.LAYOUTS, rewrites.REWRITE, *compiled)}}
     for name, each in sorted(shared.items()):
         lines += [f"| `{name}` | any | {_first_line(each.any)} |"]
         lines += [f"| | {p} | {each.why or _first_line(own)} |" for p, own in sorted(each.own.items())]

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager, report, xla
-from fused_eager.compiling import background, executable
-from fused_eager.compiling.xla_cpu import subprocess_compiler
+from fused_eager.compiling import background
+from fused_eager.compiling.xla_cpu import finishing, subprocess_compiler
 from fused_eager.compiling.xla_cpu.subprocess_compiler import COMPILER, Abandoned, Compiler, Ended, Refused, Unavailable
 from fused_eager.executing import load
 from fused_eager.log.events import LOG
@@ -218,7 +218,7 @@ def test_where_there_can_be_none_all_is_compiled_here(
 ) -> None:
     """Tried once: the same reason is given from then on, without another try."""
     compiler = Compiler()
-    monkeypatch.setattr(executable, "COMPILER", compiler)
+    monkeypatch.setattr(finishing, "COMPILER", compiler)
     if what == "greeting":
         stand_in(tmp_path, monkeypatch, "pass", """b'{"error": "jaxlib is another one"}'""")
     elif what == "end":
@@ -297,7 +297,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 from fused_eager import fused_eager
-from fused_eager.compiling.xla_cpu import subprocess_compiler
+from fused_eager.compiling.xla_cpu import finishing, subprocess_compiler
 subprocess_compiler._PROGRAM = Path(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
 def rounds(n):
