@@ -35,12 +35,13 @@ class Channel:
         self._store: Any = distributed.PrefixStore("fused_eager", store.clone())
         self._seconds = max(seconds, 1.0)
         self._store.set_timeout(timedelta(seconds=self._seconds))
-        self._socket = sockets.since(before)
         self._lock = threading.Lock()
         found: Any = base(store)
         is_file = isinstance(found, distributed.FileStore)
         self._path: str = found.path if is_file else ""
         self.port: int = 0 if is_file else found.port
+        # Other threads open sockets meanwhile: gloo's, and whoever talks to a process that compiles.
+        self._socket = {} if is_file else sockets.leading_to(self.port, sockets.since(before))
         self.busy_since = 0.0
 
     @property

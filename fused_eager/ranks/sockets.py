@@ -34,6 +34,16 @@ def since(before: Sockets) -> Sockets:
     return {number: inode for number, inode in open_now().items() if before.get(number) != inode}
 
 
+def leading_to(port: int, among: Sockets) -> Sockets:
+    """Those of some sockets that are connected to a port."""
+    found: Sockets = {}
+    for number, inode in among.items():
+        with _borrowed(number, inode) as own:
+            if own is not None and own.family in (socket.AF_INET, socket.AF_INET6) and own.getpeername()[1] == port:
+                found[number] = inode
+    return found
+
+
 @contextlib.contextmanager
 def _borrowed(number: int, inode: int) -> Iterator[socket.socket | None]:
     """A socket by its number, if it is the same still and connected."""
@@ -98,10 +108,9 @@ def cut(others: Collection[str]) -> int:
 def cut_to(port: int) -> int:
     """The same for the connections that this process has opened to a port: to a store that does not answer."""
     count = 0
-    for number, inode in open_now().items():
+    for number, inode in leading_to(port, open_now()).items():
         with _borrowed(number, inode) as own:
-            if own is not None and own.family in (socket.AF_INET, socket.AF_INET6):
-                count += own.getpeername()[1] == port and _shut(own)
+            count += own is not None and _shut(own)
     return count
 
 
