@@ -18,7 +18,7 @@ import torch
 from fused_eager import fused_eager, sync
 from fused_eager.commands import launch
 from fused_eager.compiling import compile as compiling
-from fused_eager.executing import run
+from fused_eager.executing import materialize, run
 from fused_eager.frontends.context import context, guards, readers, signals
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system cannot send one to a thread")
@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_what_a_region_has_computed(monkeypatch: pytest.MonkeyPatc
 
 def test_ctrl_c_as_a_context_is_left_finishes_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    interrupted_in(monkeypatch, run, "flush", signal.SIGINT, log)
+    interrupted_in(monkeypatch, materialize, "flush", signal.SIGINT, log)
     with pytest.raises(KeyboardInterrupt):
         with fused_eager():
             x, y = torch.ones(4) * 2, torch.ones(4) * 3
