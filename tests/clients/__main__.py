@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .executing import Run, differences, missing, run
+from .running import Run, differences, missing, run
 from .table import BOTH, CLIENTS, Client, Door
 
 PAGE = """# Programs that run

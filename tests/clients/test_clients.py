@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from .__main__ import write
-from .executing import FOLDER, Run, differences, missing, run
+from .running import FOLDER, Run, differences, missing, run
 from .table import BOTH, CLIENTS, DOORS, Client, Door
 
 # The others, and the other ways to run these, are for `make test-clients`.
