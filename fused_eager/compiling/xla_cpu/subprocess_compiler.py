@@ -12,6 +12,7 @@ process imports the program's main module again, and a forked one may not touch 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -239,9 +240,12 @@ def _folders() -> list[str]:
     """Where it finds what it imports beside Python's own library: the program's path may hold other things."""
     files = [module.__file__ for module in (jaxlib, ml_dtypes, numpy)]
     found = [str(Path(file).parent.parent) for file in files if file]
-    spec = importlib.util.find_spec("google.protobuf")
-    if spec is not None and spec.origin:
-        found.append(str(Path(spec.origin).parent.parent.parent))
+    if not any(Path(folder, "google", "protobuf").is_dir() for folder in found):
+        # Looking for it imports `google`, which may be a module of the program's.
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            spec = importlib.util.find_spec("google.protobuf")
+            if spec is not None and spec.origin:
+                found.append(str(Path(spec.origin).parent.parent.parent))
     return list(dict.fromkeys(found))
 
 
