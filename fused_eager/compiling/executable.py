@@ -133,6 +133,7 @@ def direct(
         handlers = [handler(shape, JAX_DTYPE[dtype]) for dtype, shape in outputs]
         handlers.append(handler((max(rows, 1), 2), np.dtype(np.int64)))
     execute = loaded.execute_sharded
+    of.housekeeping.loaded()
 
     def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         if scratch:

@@ -47,6 +47,9 @@ class Housekeeping:
         """The bytes that are free, if a region that takes so many at once should not run; None if it may."""
         return None
 
+    def loaded(self) -> None:
+        """An executable is about to be called for the first time."""
+
     def before_run(self) -> None:
         """A stream is about to be run."""
 

@@ -25,6 +25,7 @@ from fused_eager.compiling.executable import (
     to_blobs,
 )
 from fused_eager.devices.host.device import HOST
+from fused_eager.devices.host.housekeeping import HostHousekeeping
 from fused_eager.xla import device, enable_x64
 
 OUTPUTS = [(torch.float32, (4, 3)), (torch.bool, (4,)), (torch.bfloat16, ())]
@@ -139,3 +140,11 @@ def test_what_is_no_machine_code_is_unloadable(code: bytes | None) -> None:
     blobs["executable"] = blobs["executable"][: len(blobs["executable"]) // 2] if code is None else code
     with pytest.raises(Unloadable):
         from_blobs(blobs, OUTPUTS, "", HOST)
+
+
+def test_the_device_is_told_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a region that was never planned, as an op of the program's own in JAX is."""
+    told: list[object] = []
+    monkeypatch.setattr(HostHousekeeping, "loaded", lambda self: told.append(self))
+    direct(made()[1].runtime_executable(), OUTPUTS, 2, HOST)
+    assert told == [HOST.housekeeping]

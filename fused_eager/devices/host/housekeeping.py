@@ -22,6 +22,10 @@ class HostHousekeeping(Housekeeping):
         """As the system says, asked where much is needed."""
         return free.lacks(needed) if needed > free.ASKED else None
 
+    def loaded(self) -> None:
+        """glibc is taught to keep what runs free."""
+        heap.keep_blocks()
+
     def before_run(self) -> None:
         """What has died becomes scratch memory."""
         SCRATCH.collect()
