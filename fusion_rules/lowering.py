@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promote
-from torch._prims_common import elementwise_dtypes
 
+from . import promotion
 from .deferred import jax, jnp
 from .rule import Rule
 from .spec import JAX_DTYPE, Spec, torch_dtype
@@ -119,15 +119,14 @@ def leaves(tree: Any) -> list[Any]:
 
 def computation_dtype(args: Any, kwargs: dict[str, Any], kind: Promote) -> torch.dtype:
     """torch's computation dtype for elementwise arguments (arrays, `Hoisted`, Python numbers; the rest is ignored)."""
-    seen: list[Any] = []
+    operands: list[tuple[torch.dtype, int]] = []
     for leaf in leaves([args, kwargs]):
-        if isinstance(leaf, Hoisted):
-            seen.append(leaf.kind(1))
-        elif isinstance(leaf, (bool, int, float, complex)):
-            seen.append(leaf)
-        elif isinstance(leaf, (jax.Array, np.ndarray)):
-            seen.append(torch.empty((1,) * leaf.ndim, dtype=torch_dtype(leaf), device="meta"))
-    return elementwise_dtypes(*seen, type_promotion_kind=kind)[0]
+        if isinstance(leaf, (jax.Array, np.ndarray)):
+            operands.append((torch_dtype(leaf), promotion.DIMENSIONED if leaf.ndim else promotion.SCALAR))
+        elif isinstance(leaf, (Hoisted, bool, int, float, complex)):
+            number = leaf.kind if isinstance(leaf, Hoisted) else type(leaf)
+            operands.append((promotion.number_dtype(number), promotion.NUMBER))
+    return promotion.computation_dtype(promotion.promoted(operands), kind, torch.get_default_dtype())
 
 
 def cast(x: Any, dtype: Any) -> Any:
