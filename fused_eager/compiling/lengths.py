@@ -12,7 +12,7 @@ computes. A further stream has only to be the same when it is written down for a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,9 @@ from ..log.events import LOG
 from ..log.site import describe
 from ..lowering.failed import NodeFailed
 from ..planning.plan import Region, Work
+from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Stream
+from ..tracing.structure import Output
 from ..tracing.trace import Step
 from . import background, emit
 from .block_by_block import BlockByBlock
@@ -37,6 +39,8 @@ from .template import LARGE, Refused, Template, Unlike, template
 if TYPE_CHECKING:
     from ..lowering.straight_line import Program
 
+Op = tuple[OpInfo, Hashable]  # an op, and the line from where it is called
+
 _BEFORE: Bounded[Hashable, Work] = Bounded(64)  # the last stream of each kind
 _FOUND: Bounded[Hashable, Template | str] = Bounded(256)  # and what has become of them: a text says why nothing has
 _TRIED: Bounded[Hashable, int] = Bounded(256)  # how often two of a kind said nothing about it
@@ -46,24 +50,33 @@ _MAKING = "it is being compiled"
 PLACES: Bounded[Hashable, bool] = Bounded(256)
 
 
-def strays(stream: Stream, expected: Step | None, step: Step) -> bool:
-    """Whether a stream is to be given up at a new step: the op is the one that was expected there, on tensors of
-    another length. Nobody knows whether that length will come again, and writing down what follows costs more than
-    running it; not where it is so large that this is little beside it, and that it may be run block by block. Only in a
-    loop that reads, for it goes on at the next read."""
+def strays(
+    stream: Stream, expected: Step | None, op: Op, taken: Sequence[Home], made: Sequence[Home] | None = None
+) -> bool:
+    """Whether a stream is to be given up at a call unlike any that came there before: the op is the one that was
+    expected, on tensors of another length. Nobody knows whether that length will come again, and writing down what
+    follows costs more than running it; not where it is so large that this is little beside it, and that it may be run
+    block by block. Only in a loop that reads, for it goes on at the next read.
+
+    Args:
+        op: what is called, and where.
+        taken: the dtypes and sizes of its operands.
+        made: those of what it returns, if that is known.
+    """
     if expected is None or stream.config.waits or not stream.after_read:
         return False
-    if expected.info is not step.info or expected.node.place != step.node.place:
+    if op != (expected.info, expected.node.place):
         return False
-    a, b = _homes_of(expected), _homes_of(step)
+    a, b = [(v.geometry.dtype, v.geometry.size) for v in expected.call.views], list(taken)
+    if made is not None:
+        a, b = a + homes_made(expected.call.outputs), b + list(made)
     alike = [(dtype, len(size)) for dtype, size in a] == [(dtype, len(size)) for dtype, size in b]
     return alike and a != b and max(map(nbytes_of, b)) < LARGE
 
 
-def _homes_of(step: Step) -> list[Home]:
-    """The dtypes and sizes of what an op takes and makes."""
-    taken = [(v.geometry.dtype, v.geometry.size) for v in step.call.views]
-    return taken + [(o.spec.dtype, o.spec.shape) for o in step.call.outputs]
+def homes_made(outputs: Sequence[Output]) -> list[Home]:
+    """The dtypes and sizes of what a call returns."""
+    return [(o.spec.dtype, o.spec.shape) for o in outputs]
 
 
 def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:

@@ -17,8 +17,10 @@ from fused_eager.fusion_rules.rule import OVERWRITERS
 
 from ..compiling import lengths
 from ..devices.storage import offset_of, storage_of
+from ..executing import run
 from ..executing.island import judge
 from ..log import site
+from ..log.reasons import Reason
 from ..quiet import through
 from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
@@ -155,6 +157,9 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
                 return out
             call.taken.add(kinds(scalars))
             return _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
+    if call is None and _is_of_another_length(stream, info, tensors):
+        give_up(stream, info)
+        return native.run_through(stream, info, args, kwargs, stream.backoff.code)
     if call is None:
         call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:
@@ -335,5 +340,24 @@ def _append(
         out = defer(stream, call, tensors, results, undo)
     stream.nodes.append(node)
     stream.went(known)
-    stream.strayed = known is step and stream.device.has_memory and lengths.strays(stream, expected, step)
+    if known is step and stream.device.has_memory:
+        taken = [(v.geometry.dtype, v.geometry.size) for v in call.views]
+        stream.strayed = lengths.strays(stream, expected, (info, place), taken, lengths.homes_made(call.outputs))
     return out
+
+
+def _is_of_another_length(stream: Stream, info: OpInfo, tensors: list[Tensor]) -> bool:
+    """Whether a stream is to be given up before a call that is unlike any other. What it returns need not be inferred
+    then: torch's compiler, which does that, takes a second to import."""
+    if stream.shadowed or not (stream.nodes and stream.device.has_memory):
+        return False
+    taken = [(t.dtype, tuple(t.shape)) for t in tensors]
+    return lengths.strays(stream, stream.expected(), (info, site.here()), taken)
+
+
+def give_up(stream: Stream, info: OpInfo) -> None:
+    """End a stream where a length comes that is new: nobody knows whether it will come again, and what follows, up to
+    the next sync point, is not written down this time."""
+    stream.strayed = True
+    run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
+    stream.backoff.rest_until_sync()

@@ -33,7 +33,7 @@ from ..executing import run
 from ..executing.materialize import materialize
 from ..log.reasons import Reason
 from ..tracing.calls import make_call, overlap, written
-from ..tracing.infer import Unknown, described
+from ..tracing.infer import Unknown, described, is_sized_by_values
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import NativeInput, Node, Result, Shadowed, Stream
 from ..tracing.structure import Call
@@ -81,7 +81,9 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
 
     For ops alone of which any call returns shapes that do not depend on values, and resizes nothing.
     """
-    if info.island or not _is_static(info.op) or any(t.dtype not in JAX_DTYPE for t in tensors):
+    if info.island or not _may_be_described(info.op) or any(t.dtype not in JAX_DTYPE for t in tensors):
+        return MISS
+    if is_sized_by_values(info.op, kwargs, tensors):
         return MISS
     targets = written(info, args, kwargs)
     if refusal(stream, info, tensors, targets, overlap(tensors, targets)):
@@ -97,9 +99,9 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
 
 
 @functools.cache
-def _is_static(op: OpOverload) -> bool:
+def _may_be_described(op: OpOverload) -> bool:
     resizes = any(a.is_out for a in op._schema.arguments)
-    return rule_for(op) is not None and torch.Tag.dynamic_output_shape not in op.tags and not resizes
+    return rule_for(op) is not None and not resizes
 
 
 def learn(

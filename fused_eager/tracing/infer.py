@@ -13,7 +13,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +102,8 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
     warns = _WARNS_IF.get(op._schema.name)
     if warns is not None and warns(args, kwargs, tensors):
         return Unknown("ATen warns of it, at its own line")
+    if is_sized_by_values(op, kwargs, tensors):
+        return Unknown("how much it returns depends on values")
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
     load()
     with _LOCK, _silence():
@@ -163,9 +165,16 @@ def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
     return True
 
 
-def _has_no_masks(args: Any, tensors: list[torch.Tensor]) -> bool:
+def _has_no_masks(args: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether what is indexed is indexed by integers, so that the shape does not depend on values."""
     return not any(t.dtype in (torch.bool, torch.uint8) for t in tensors)
+
+
+def is_sized_by_values(op: OpOverload, kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the shape of what a call returns depends on the values of its tensor arguments."""
+    if torch.Tag.dynamic_output_shape not in op.tags or kwargs.get("output_size") is not None:
+        return False
+    return op._schema.name != "aten::index" or not _has_no_masks((), tensors)
 
 
 def _has_byte_masks(args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:

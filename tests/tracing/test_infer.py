@@ -298,3 +298,29 @@ def test_what_torch_runs_alone_needs_none_of_it() -> None:
             print((torch.ones(3) + 1).tolist(), "torch._dynamo" in sys.modules)
     """)
     assert said == "[2.0, 2.0, 2.0] False\n[2.0, 2.0, 2.0] True\n"
+
+
+def test_a_loop_of_growing_lengths_indices_and_masks_imports_neither_torchs_compiler_nor_sympy() -> None:
+    said = in_process("""
+        import sys
+        import torch
+        from fused_eager import fused_eager
+
+        table, index = torch.arange(32.0).reshape(8, 4), torch.tensor([1, 3])
+
+        def loop():
+            x, grown, seen = torch.ones(64), torch.ones(1, 4), []
+            for i in range(400):
+                x = x * 1.01 + table.sum()
+                masked = table[table > i % 7]
+                grown = torch.cat([grown, table[index]]) if i % 40 else torch.ones(1, 4)
+                seen.append(float((grown * 2).sum() + x[0] / x.sum() + masked.mean()))
+            return seen
+
+        plain = loop()
+        with fused_eager(compile="auto", native="measured"):
+            ours = loop()
+        assert all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(ours, plain, strict=True))
+        print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+    """)
+    assert said == "[]\n"

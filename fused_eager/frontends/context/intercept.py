@@ -238,9 +238,7 @@ class FrontDoor(Bypass):
             if pending >= config.max_pending:
                 run.flush(stream, Reason("cut.full", f"{pending} ops"))
             elif stream.strayed:
-                # Nobody knows whether this length will come again: what follows is not written down this time.
-                run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
-                stream.backoff.rest_until_sync()
+                record.give_up(stream, info)
         elif pending > before:
             inspecting.run_single(stream, info, args, kwargs, out)
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
