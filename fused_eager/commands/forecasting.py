@@ -107,6 +107,8 @@ def main(argv: list[str], prog: str) -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     add_program(parser)
     given = parser.parse_args(argv)
+    if given.script is None:
+        parser.error("which program? give SCRIPT")
     use_the_cpu_alone()
     try:
         target = target_of(given.target)

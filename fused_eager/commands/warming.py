@@ -1,7 +1,7 @@
 """`warm`: fill the compile cache for chips that this host does not have.
 
-The program's first steps are run on a device that the CPU simulates. The regions that it meets are compiled for the
-target, and kept under the keys that a host with those chips asks for.
+The program's first steps are run on a device that the CPU simulates, or its regions are taken from the event log of
+another run. They are compiled for the target, and kept under the keys that a host with those chips asks for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from fused_eager.cache import Entry, Key
 from ..compiling.caching import Keeper
 from ..compiling.cross import Cost, Crossed, Refusal
 from ..compiling.crossing import Bar, crossed
+from ..compiling.logged import for_target
 from ..compiling.met import Met, read
 from ..config import OptionError, resolve
+from ..reporting.reading import LogError
+from ..reporting.reading import read as read_logs
+from ..targets.device import TargetDevice
 from ..targets.target import Target, TargetError
 from ..targets.topology import obstacle
 from ..xla import use_the_cpu_alone
@@ -73,7 +77,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
-    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program, with its arguments after it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG")
 
 
@@ -98,6 +102,26 @@ def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, Any
         if code or not to.exists():
             raise CannotRun(code)
         return read(to)
+
+
+def from_logs(files: Sequence[str], target: Target, salt: str) -> tuple[list[Met], str]:
+    """The regions in event logs, and what of these was left out, in words.
+
+    Raises:
+        LogError: a file is no event log, or none of the regions in it can be compiled for a target.
+        OSError: a file cannot be read.
+    """
+    events = [event for process in read_logs(files) for event in process.events]
+    found, of_the_host = for_target(
+        (event.data for event in events if event.kind == "region"), TargetDevice(target), salt
+    )
+    left = f"{of_the_host} regions of CPU tensors, which no TPU computes" if of_the_host else ""
+    if not found:
+        why = f"it has {left}" if left else (
+            "it tells of none: the cache was off in that run (option 'cache'), or an older version has written it"
+        )
+        raise LogError(f"no region in {', '.join(files)} can be compiled for {target}: {why}")
+    return found, left
 
 
 def warmed(
@@ -143,8 +167,13 @@ def main(argv: list[str], prog: str) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     parser.add_argument("--modes", default="fused", help=f"with commas, of {', '.join(MODES)} (default: fused)")
+    parser.add_argument(
+        "--from-log", nargs="+", metavar="FILE", help="run nothing: the regions are those in event logs of other runs"
+    )
     add_program(parser)
     given = parser.parse_args(argv)
+    if (given.script is None) != bool(given.from_log):
+        parser.error("either a program is run, or regions are taken from event logs: give SCRIPT or --from-log FILE")
     modes = given.modes.split(",")
     use_the_cpu_alone()
     try:
@@ -156,10 +185,15 @@ def main(argv: list[str], prog: str) -> int:
             raise OptionError("the cache is off (option 'cache'): there is nothing to warm")
         keeper = Keeper(options)
         found: dict[Any, Met] = {}
-        for mode in modes:
-            for met in meet(given, mode)[0]:
-                found.setdefault(met.key or met.name, met)
-    except (OptionError, TargetError) as error:
+        if given.from_log:
+            rows, left = from_logs(given.from_log, target, keeper.salt)
+            if left:
+                print(f"{prog}: {left}, are left out", file=sys.stderr)
+        else:
+            rows = [met for mode in modes for met in meet(given, mode)[0]]
+        for met in rows:
+            found.setdefault(met.key or met.name, met)
+    except (OptionError, TargetError, LogError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except CannotRun as error:

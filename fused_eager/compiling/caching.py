@@ -31,7 +31,7 @@ from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
 from ..policy.segment import Choice
 from ..progress import waiting
-from . import background, canonical, surroundings
+from . import background, canonical, emit, surroundings
 from .compile import Settings
 from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
 from .key import Computation
@@ -111,6 +111,7 @@ class Keeper:
         known = self.loaded.get(at)
         if known is not None:
             return known
+        emit.looked_for(name, key)
         found = self._fetch(key, name, progress)
         if isinstance(found, Entry):
             loaded = self._load(found, computation, name, device)

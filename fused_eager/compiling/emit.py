@@ -15,6 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from fused_eager.cache import Key
+
 from ..bounded import Bounded
 from ..devices.device import Device
 from ..devices.home import Home, nbytes_of
@@ -28,6 +30,7 @@ from ..planning.room import wanted
 from ..tracing.stream import Node
 from . import background, causes, measuring
 from .key import Computation
+from .key_text import packed
 
 if TYPE_CHECKING:
     from .executable import Executable, Made
@@ -212,6 +215,12 @@ def _told_cause(cause: causes.Cause) -> dict[str, Any]:
 def compiling(name: str) -> None:
     """A compilation begins: told before, so that a log that ends here says what it was waiting for."""
     LOG.emit("compiling", region=name, waited=not background.is_own_thread())
+
+
+def looked_for(name: str, key: Key) -> None:
+    """A region is looked for in the cache: where a log is written, all that another host needs to compile it."""
+    if LOG.sinks:
+        LOG.emit("region", region=name, key=key.digest, parts=packed(key))
 
 
 def compiled(computation: Computation, flags: object, made: Made) -> None:

@@ -183,6 +183,13 @@ def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
     }
 
 
+def differing_numerics(a: Key, b: Key) -> list[str]:
+    """What two keys, of whatever devices, were asked for differently: torch's switches and JAX's options, in words."""
+    first, second = a.parts["numerics"], b.parts["numerics"]
+    names = sorted({*first, *second} - {*_HOST_OPTIONS, _CREATES})
+    return [f"{n} {first.get(n)} and not {second.get(n)}" for n in names if first.get(n) != second.get(n)]
+
+
 def of_choice(salt: str, torch_threads: int, followed_in: str) -> dict[str, Any]:
     """The named parts of the key of a choice besides the regions, whose own keys say which options they were made with.
 

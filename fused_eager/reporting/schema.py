@@ -209,6 +209,16 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "region",
+            "A region is looked for in the compile cache, for the first time in this process: all that another host "
+            "needs to compile it (`python -m fused_eager warm --from-log`). Only where the log is written to a file.",
+            (
+                Field("region", "text", "the region in words"),
+                Field("key", "text", "its key's digest"),
+                Field("parts", "text", "the parts of the key as JSON, compressed by zlib, in base64"),
+            ),
+        ),
+        Kind(
             "cache-refused",
             "A region was compiled that the compile cache cannot keep, so each process compiles it anew.",
             (Field("region", "text", "the region in words"), Field("detail", "text", "why")),

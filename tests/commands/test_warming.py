@@ -14,6 +14,7 @@ from fused_eager.cache import Key
 from fused_eager.commands import warming
 from fused_eager.compiling.caching import Keeper
 from fused_eager.compiling.cross import Cost, Crossed, Refusal
+from fused_eager.compiling.key_text import packed
 from fused_eager.compiling.met import Met
 from fused_eager.config import resolve
 from fused_eager.targets import topology
@@ -49,6 +50,33 @@ def test_what_a_program_meets_is_compiled_once_whether_it_has_values_or_not(tmp_
     second = warm(PROGRAM, tmp_path, "--json", "--jobs", "1", "--valueless")
     again = json.loads(second.stdout)
     assert again["hits"] == again["regions"] == done["regions"] and again["made"] == 0, second.stderr
+
+
+@pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
+def test_a_log_of_another_run_warms_as_the_program_does(tmp_path: Path) -> None:
+    script, log = tmp_path / "program.py", tmp_path / "run.jsonl"
+    script.write_text("import fused_eager; fused_eager.register()\n" + PROGRAM)
+    here = {"FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(tmp_path / "of that run")}
+    environ = {**os.environ, **here, "FUSED_EAGER_REPORT": str(log), "JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=500)
+    assert ran.returncode == 0, ran.stderr
+    first = warm_from(tmp_path, log)
+    assert first.returncode == 0, first.stderr
+    done = json.loads(first.stdout)
+    assert done["regions"] == done["made"] >= 1 and not done["failed"]
+    again = json.loads(warm_from(tmp_path, log).stdout)
+    assert again["hits"] == again["regions"] == done["regions"] and again["made"] == 0
+    # And they are what the program itself meets.
+    met = json.loads(warm(PROGRAM, tmp_path, "--json", "--jobs", "1").stdout)
+    assert met["hits"] == met["regions"] >= 1 and met["made"] == 0
+
+
+def warm_from(folder: Path, log: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fused_eager", "warm", "--target", "v5e:2x2", "--jobs", "1", "--json"]
+    environ = {**os.environ, "FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(folder / "cache")}
+    return subprocess.run(
+        [*command, "--from-log", str(log)], env=environ, capture_output=True, text=True, timeout=500
+    )
 
 
 @pytest.mark.slow
@@ -90,6 +118,31 @@ def test_what_is_asked_wrongly_is_said(
     monkeypatch.setattr(warming, "obstacle", lambda: "")
     assert warming.main([*arguments, "x.py"], "warm") == 2
     assert words in capsys.readouterr().err
+
+
+def test_logs_without_regions_for_a_target_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+    log = tmp_path / "run.jsonl"
+    start = {"kind": "start", "t": 0, "v": 1, "job": "a", "pid": 1}
+
+    def told(*rows: dict[str, object]) -> str:
+        log.write_text("".join(json.dumps(row) + "\n" for row in (start, *rows)))
+        assert warming.main(["--target", "v5e:2x2", "--from-log", str(log)], "warm") == 2
+        return capsys.readouterr().err
+
+    assert "it tells of none: the cache was off in that run" in told()
+    region = {"kind": "region", "t": 1, "region": "1 op", "key": "0", "parts": packed(Key({"region": 1}))}
+    assert "it has 1 regions of CPU tensors, which no TPU computes" in told(region)
+    assert warming.main(["--target", "v5e:2x2", "--from-log", str(tmp_path / "none")], "warm") == 2
+    assert "No such file" in capsys.readouterr().err
+    for both in (["--target", "v5e:2x2"], ["--target", "v5e:2x2", "--from-log", str(log), "--", "x.py"]):
+        with pytest.raises(SystemExit):
+            warming.main(both, "warm")
+        assert "give SCRIPT or --from-log FILE" in capsys.readouterr().err
 
 
 def test_a_program_that_fails_fails_with_it(
