@@ -28,8 +28,9 @@ demo: .venv/.made
 test: .venv/.made
 	$(BIN)/python -m pytest -m "not slow and not services" $(WORKERS) $(ARGS)
 
-# What needs a real server (Redis, nginx, S3) or a browser. Programs that are not there are unpacked under build/, and
-# here a test that is skipped has failed. Half of it waits for processes that wait for one another.
+# What needs a real server (Redis, nginx, S3) or a browser: the cache, the report's page, the documentation's site.
+# Programs that are not there are unpacked under build/, and a test that is skipped has failed. Half of it waits for
+# processes that wait for one another.
 test-services: .venv/.made-full
 	$(BIN)/python -m tests.services.programs
 	$(BIN)/python -m pytest -p tests.services.skips -m "services and not slow" $(WORKERS) $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # The developer's own settings must not decide what is tested; who follows is asked for. Before anything reads them.
@@ -42,6 +43,8 @@ from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
 
 from .durations import pytest_terminal_summary  # noqa: E402, F401 - a hook of pytest's
 from .known_gaps import reason_for  # noqa: E402
+from .services.chromium import Browser  # noqa: E402
+from .services.programs import command  # noqa: E402
 from .thinning import thin  # noqa: E402
 
 torch.set_num_threads(1)
@@ -121,3 +124,12 @@ def room() -> None:
         load.forget()
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium, for the tests of a module."""
+    if command("chromium") is None:
+        pytest.skip("chromium is not there (make test-services gets it)")
+    with Browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found

@@ -11,7 +11,6 @@ import pytest
 
 from fused_eager.reporting.report import Report
 from tests.services.chromium import Browser, Page
-from tests.services.programs import command
 
 from .logs import Log
 
@@ -43,14 +42,6 @@ def everything(folder: Path) -> Report:
         log.tell("pace", site=at[i], native=i % 2 == 0, fused_s=1e-3 * i, native_s=2e-3, remembered=i == 4)
         log.tell("contest", op="aten.convolution.default", site=at[i], native=True, fused_s=1e-3 * i, native_s=1e-3)
     return log.report
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if command("chromium") is None:
-        pytest.skip("chromium is not there (make test-services gets it)")
-    with Browser(tmp_path_factory.mktemp("chromium")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,18 @@ class Page:
             raise RuntimeError(json.dumps(done["exceptionDetails"])[:500])
         return done["result"].get("value")
 
+    def wait(self, condition: str) -> None:
+        """Until an expression holds. Fails where it does not in time."""
+        until = f"""(async () => {{
+          const end = Date.now() + {1000 * PATIENCE};
+          while (!({condition}) && Date.now() < end) await new Promise(go => setTimeout(go, 20));
+          return !!({condition});
+        }})()"""
+        assert self.run(until), f"never came true: {condition}"
+
+    def close(self) -> None:
+        self.browser.ask("Target.closeTarget", targetId=self.target)
+
     def resize(self, width: int, height: int = 900) -> None:
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
