@@ -8,9 +8,14 @@ from torch._ops import OpOverload
 
 from .decompose import lower_by_decomposition
 from .deferred import jax
-from .lowering import Check, Context, Places, apply_rule, conform
+from .lowering import Check, Context, NoLowering, Places, apply_rule, conform, leaves
+from .platforms import Variants
 from .rule import rule_for
 from .spec import Spec
+
+LACKING: Variants[tuple[str, ...]] = Variants(
+    "dtypes that no op is lowered for", any=(), tpu=("complex128",), why="XLA's compiler for TPUs ends its process"
+)
 
 
 def lower(
@@ -36,6 +41,7 @@ def lower(
     Raises:
         NoLowering: there is no way to lower it; run it as an island.
     """
+    _refuse_lacking(args, kwargs, out)
     cx = Context(out, bounds=bounds, places=places or Places())
     rule = rule_for(op)
     if rule is None:
@@ -43,3 +49,14 @@ def lower(
     else:
         results = apply_rule(rule, cx, args, kwargs)
     return conform(str(op), results, out), cx.checks
+
+
+def _refuse_lacking(args: Any, kwargs: dict[str, Any], out: tuple[Spec, ...]) -> None:
+    lacking = LACKING.here
+    if not lacking:
+        return
+    dtypes = {str(leaf.dtype) for leaf in leaves([args, kwargs]) if hasattr(leaf, "dtype")}
+    dtypes |= {str(spec.dtype).removeprefix("torch.") for spec in out}
+    for dtype in lacking:
+        if dtype in dtypes:
+            raise NoLowering(f"XLA has no {dtype} on this platform")

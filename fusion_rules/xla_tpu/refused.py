@@ -11,6 +11,8 @@ from typing import Any
 from ..lowering import NoLowering, leaves
 from ..rule import RULES, Lowering, rule
 
+_NO_WIDE_FFT = "XLA has no Fourier transform of float64 on TPUs"
+_NO_INT64_PRODUCT = "XLA has no product of 64-bit integers on TPUs"
 _NO_WIDE_LU = "XLA has no LU decomposition of float64 on TPUs"
 
 
@@ -18,10 +20,18 @@ def _always(*args: Any) -> bool:
     return True
 
 
+def _first(args: tuple[Any, ...]) -> str:
+    return next((str(a.dtype) for a in leaves(list(args)) if hasattr(a, "dtype")), "")
+
+
 def _is_wide(*args: Any) -> bool:
     """Whether a call's first array is of 64-bit numbers."""
-    dtypes = [str(a.dtype) for a in leaves(list(args)) if hasattr(a, "dtype")]
-    return bool(dtypes) and dtypes[0] in ("float64", "complex128")
+    return _first(args) in ("float64", "complex128")
+
+
+def _is_int64(*args: Any) -> bool:
+    """Whether it is of 64-bit integers."""
+    return _first(args) in ("int64", "uint64")
 
 
 # By row: which calls, and why.
@@ -31,6 +41,10 @@ REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
     "linalg_inv_ex.default": (_is_wide, _NO_WIDE_LU),
     "linalg_lu.default": (_is_wide, _NO_WIDE_LU),
     "linalg_lu_factor_ex.default": (_is_wide, _NO_WIDE_LU),
+    **dict.fromkeys(("_fft_c2c.default", "_fft_c2r.default", "_fft_r2c.default"), (_is_wide, _NO_WIDE_FFT)),
+    **{f"{op}.default": (_is_int64, _NO_INT64_PRODUCT) for op in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv")},
+    "_trilinear.default": (_is_int64, _NO_INT64_PRODUCT),
+    "frexp.Tensor": (_is_wide, "XLA takes no float64 apart on TPUs"),
 }
 
 

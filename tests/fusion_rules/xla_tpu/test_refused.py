@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import pytest
 import torch
@@ -37,3 +39,21 @@ def test_an_inverse_is_refused_where_it_needs_what_is_not_there(dtype: torch.dty
                 lower(region, True, device)
         else:
             lower(region, True, device)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.ones(3, dtype=torch.complex128) + 1,  # of what it reads
+        lambda: torch.complex(torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)),  # and makes
+        lambda: torch.ones(3, dtype=torch.complex128).abs(),
+    ],
+)
+def test_complex128_is_refused_whatever_the_op(program: Any) -> None:
+    region = recorded(program)
+    lower(region, True)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(TargetDevice, "xla", property(lambda self: jax.devices("cpu")[0]))
+        m.setattr("fused_eager.compiling.compile.lowering_for", lambda platform: lowering_for("tpu"))
+        with pytest.raises(NodeFailed, match="XLA has no complex128 on this platform"):
+            lower(region, True, TargetDevice(Target.parse("v5e:1")))
