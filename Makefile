@@ -53,7 +53,8 @@ test-clients: .venv/.made-clients
 # Every row of the fusion rules, compiled for a TPU by XLA's compiler for it: needs `libtpu`, and no TPU. Writes the page.
 test-tpu: .venv/.made-tpu
 	$(BIN)/python -m pytest tests/targets -m "slow or not slow" $(ARGS)
-	$(BIN)/python -m tests.targets.rows --target v5e:2x2 --dtypes float32,bfloat16,int32,bool --write docs/tpu_ops.md
+	$(BIN)/python -m tests.targets.rows --dtypes all \
+		--others v4:2x2x1,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1 --write docs/tpu_ops.md
 
 # One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
 test-fast: .venv/.made
