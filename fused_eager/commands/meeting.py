@@ -71,12 +71,14 @@ def main(argv: list[str]) -> int:
         finally:
             fused_eager.sync()
             islands = {k.removeprefix("island "): n for k, n in LOG.counts.items() if k.startswith("island ")}
+            places = {event.data["op"]: event.data["site"] for event in LOG.of("island")}
             write(
                 list(meetings.found.values()),
                 Path(given.to),
                 steps=meetings.step,
                 seconds=time.perf_counter() - began,
                 islands=islands,
+                places=places,
             )
     sys.stdout.flush()
     os._exit(code)  # threads of the program's would go on

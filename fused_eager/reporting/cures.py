@@ -1,29 +1,31 @@
-"""Cures: what in a program keeps a TPU from its speed, on which line, and what a change would gain, says the compiler.
+"""Cures: what in a program keeps a TPU from its speed, on which line, and what a change would gain.
 
-Each finder looks at the ops of a step, one at a time, for one kind of fault.
+Each finder looks at the ops of a step, one at a time, for one kind of fault. What it says would be gained is estimated
+from sizes and from the times that the compiler gives the ops alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fused_eager.cache import Key
+from .forecast import PASSES, PRODUCTS, Alone, Forecast
 
-from .forecast import Alone, Forecast
-
-LANES, ROWS = 128, {4: 8, 2: 16, 1: 32}  # a tile of a TPU's memory: lanes, and rows by the bytes of an element
+LANES, ROWS = 128, {8: 8, 4: 8, 2: 16, 1: 32}  # a tile of a TPU's memory: lanes, and rows by the bytes of an element
 NOTABLE = 0.01  # of a step's seconds
-_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "convolution", "linear", "matmul")
+MANY = 1024  # numbers whose sum has more digits than bfloat16 keeps
+_BATCHED = ("bmm", "baddbmm")
+_COPIES = ("clone", "contiguous", "_to_copy")
+_SUMS = ("sum", "mean", "logsumexp", "nll_loss_forward", "mse_loss", "linalg_vector_norm")
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
 
 
 @dataclass(frozen=True)
 class Cure:
-    """One thing to change: the line, what is wrong, what to do, and the seconds of a step that it would gain (0: round
-    trips to the host, or compilations, of which the text tells the number)."""
+    """One thing to change: the line, what is wrong, what to do, and the seconds of a step that it gains (0: none of
+    the device's, and the text tells what)."""
 
     kind: str
     line: str
@@ -32,28 +34,12 @@ class Cure:
     seconds: float
 
 
-# What the compiler says of a step's seconds in an op if torch's switch for float32 products were another.
-WhatIf = Callable[[Sequence[Alone], str], Mapping[Key, float]]
-
-
-def base(op: str) -> str:
-    """An op without its namespace, its overload, and the mark of writing in place."""
-    return op.replace("::", ".").split(".")[1].rstrip("_")
-
-
-def _shapes(row: Alone) -> list[tuple[str, tuple[int, ...]]]:
-    return [(read["dtype"], tuple(read["size"])) for read in row.form["reads"]]
-
-
-def narrow_heads(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
+def narrow_heads(forecast: Forecast) -> Iterator[Cure]:
     """Attention whose heads do not fill the lanes."""
     for row in forecast.alone:
-        if "scaled_dot_product" not in row.op.name and "flash_attention" not in row.op.name:
-            continue
-        shapes = [shape for _, shape in _shapes(row) if len(shape) == 4]
-        if shapes and shapes[0][-1] % LANES:
-            heads, width = shapes[0][1], shapes[0][-1]
-            full = LANES * math.ceil(width / LANES)
+        width, heads = _narrow(row)
+        if width:
+            full = _full(width)
             fewer = max(heads * width // full, 1)
             yield Cure(
                 "heads",
@@ -64,63 +50,142 @@ def narrow_heads(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
             )
 
 
-def padded(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
-    """Products with sizes that are padded by much."""
+def _narrow(row: Alone) -> tuple[int, int]:
+    """The width of an op's heads where it leaves lanes empty, else 0; and how many heads there are, of all sequences
+    where the op does not tell them apart."""
+    shapes = [shape for _, shape in row.reads]
+    if "scaled_dot_product" in row.op.name or "flash_attention" in row.op.name:
+        four = [shape for shape in shapes if len(shape) == 4]
+        return (four[0][-1], four[0][1]) if four and four[0][-1] % LANES else (0, 0)
+    if row.base in _BATCHED and len(shapes) >= 2 and shapes[-1][0] > 1:
+        # Attention's products: heads of queries with keys, and then with values.
+        (batch, _, inner), (_, _, outer) = shapes[-2:]
+        width = min(inner, outer)
+        return (width, batch) if width % LANES and 8 <= width < LANES else (0, 0)
+    return 0, 0
+
+
+def padded(forecast: Forecast) -> Iterator[Cure]:
+    """Products with sizes that are padded by much: a little less takes less time, or more would take no more."""
+    total = sum(row.seconds for row in forecast.alone)
     for row in forecast.alone:
-        if base(row.op.name) not in _PRODUCTS or "conv" in row.op.name:
+        if row.base not in PRODUCTS or "conv" in row.op.name or _narrow(row)[0]:
             continue
-        worst, fault, to = 1.25, "", ""
-        for dtype, shape in _shapes(row):
-            if len(shape) < 2:
-                continue
-            n, tile = shape[-1], LANES
-            to_n = tile * math.ceil(n / tile)
-            m = shape[-2]
-            rows = ROWS.get(_BYTES.get(dtype, 4), 8)
-            to_m = rows * math.ceil(m / rows)
-            ratio = to_n * to_m / max(n * m, 1)
-            if ratio > worst and n > 1 and m > 1:
-                worst, fault = ratio, f"[{m}, {n}] lies in memory as [{to_m}, {to_n}], {ratio:.1f} times as large"
-                to = f"sizes that are multiples of {LANES}: {n} -> {to_n}" if to_n != n else f"{m} -> {to_m}"
-        if fault:
-            yield Cure("padding", row.op.line, fault, to, row.seconds * (1 - 1 / worst))
+        sizes = {(*shape[-2:], ROWS[_BYTES.get(dtype, 4)]) for dtype, shape in row.reads if len(shape) > 1}
+        # XLA lays a matrix out by rows or by columns, whichever is less.
+        laid = [min((rows * math.ceil(m / rows) * _full(n) / (m * n), m, n, rows),
+                    (rows * math.ceil(n / rows) * _full(m) / (m * n), n, m, rows))
+                for m, n, rows in sizes if m > 1 and n > 1]  # fmt: skip
+        worst, m, n, tile = max(laid, default=(1.0, 0, 0, 8))
+        if worst < 1.25:
+            continue
+        rows = tile * math.ceil(m / tile)
+        fault = f"[{m}, {n}] lies in memory as [{rows}, {_full(n)}], {worst:.1f} times as large"
+        fewer = _full(n) - LANES
+        if n % LANES and fewer and (n - fewer) / n < 0.15:
+            gained = row.seconds * (1 - fewer / _full(n))
+            cure = f"{fewer} instead of {n}: multiples of {LANES} fill the tiles"
+            yield Cure("padding", row.op.line, fault, cure, gained)
+        elif row.seconds * (1 - 1 / worst) >= NOTABLE * total:
+            most = f"{_full(n)} instead of {n}" if n % LANES else f"{rows} instead of {m}"
+            yield Cure("padding", row.op.line, fault, f"{most} would take no more time", 0.0)
 
 
-def wide_products(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
-    """Float32 products in full precision, which a TPU computes in six passes of bfloat16."""
-    rows = [
-        row
-        for row in forecast.alone
-        if (base(row.op.name) in _PRODUCTS or "scaled_dot_product" in row.op.name)
-        and all(dtype == "float32" for dtype, _ in _shapes(row)[:2])
-        and row.key.parts["numerics"]["float32_matmul_precision"] == "highest"
-    ]
-    if not rows:
-        return
-    after = what_if(rows, "medium")
-    gained = sum(row.runs * max(row.cost.seconds - after.get(row.key, row.cost.seconds), 0.0) for row in rows)
-    worst = max(rows, key=lambda row: row.seconds)
-    if not gained:  # small ones take no longer
-        return
-    yield Cure(
-        "precision",
-        worst.op.line,
-        f"{sum(row.runs for row in rows)} products of float32 in full precision",
-        "torch.set_float32_matmul_precision('medium'), or compute in bfloat16 under torch.autocast",
-        gained,
-    )
+def _full(n: int) -> int:
+    """A size with its padding."""
+    return LANES * math.ceil(n / LANES)
 
 
-def islands(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
+def wide_products(forecast: Forecast) -> Iterator[Cure]:
+    """Float32 products in full precision, which pass through a TPU's matrix unit several times."""
+    rows = [row for row in forecast.alone if row.uncounted(forecast.target)]
+    if rows:
+        level = rows[0].key.parts["numerics"]["float32_matmul_precision"]
+        yield Cure(
+            "precision",
+            max(rows, key=lambda row: row.uncounted(forecast.target)).op.line,
+            f"{sum(row.runs for row in rows)} products of float32 pass through the matrix unit {PASSES[level]} times",
+            "torch.set_float32_matmul_precision('medium'), or compute in bfloat16 under torch.autocast",
+            forecast.uncounted,
+        )
+
+
+def lookups(forecast: Forecast) -> Iterator[Cure]:
+    """Rows of a small table, which are fetched one by one where a product would have them all at once."""
+    for row in forecast.alone:
+        if row.base != "embedding":
+            continue
+        (dtype, (entries, width)), (_, ids) = row.reads[:2]
+        passes = PASSES[row.key.parts["numerics"]["float32_matmul_precision"]] if dtype == "float32" else 1
+        chip, count = forecast.target.chip, math.prod(ids)
+        by_product = max(
+            2 * passes * count * entries * width / chip.flops,
+            (count + entries) * width * _BYTES.get(dtype, 4) / chip.bandwidth,
+        )
+        gained = row.runs * (row.cost.seconds - by_product)
+        if gained > 0.3 * row.seconds:  # the estimate of a product is no better than that
+            yield Cure(
+                "lookup",
+                row.op.line,
+                f"{count} rows of a table of {entries} are fetched one by one",
+                f"F.one_hot(ids, {entries}).to(table.dtype) @ table: a product of that size takes less",
+                gained,
+            )
+
+
+def relayouts(forecast: Forecast) -> Iterator[Cure]:
+    """Values that are copied into another order of their dimensions, twice or more on a line."""
+    rows = [row for row in forecast.alone if row.base in _COPIES and _is_turned(row)]
+    runs: dict[str, int] = defaultdict(int)
+    for row in rows:
+        runs[row.op.line] += row.runs
+    for row in rows:
+        if runs[row.op.line] > 1:
+            yield Cure(
+                "layout",
+                row.op.line,
+                f"values are copied into another order of their dimensions, {runs[row.op.line]} times in a step: "
+                f"{list(row.reads[0][1])}",
+                "keep one order: products and einsum take operands in any, so leave out contiguous()",
+                row.seconds,
+            )
+
+
+def _is_turned(row: Alone) -> bool:
+    read, made = row.form["reads"][0], row.form["makes"][0]
+    strides = [stride for stride, size in zip(read.get("stride") or (), read["size"], strict=False) if size > 1]
+    return "stride" not in made and 0 not in strides and list(strides) != sorted(strides, reverse=True)
+
+
+def coarse_sums(forecast: Forecast) -> Iterator[Cure]:
+    """A sum of many numbers that bfloat16 holds, of which its 8 bits keep two or three digits."""
+    for row in forecast.alone:
+        if row.base not in _SUMS or not row.reads:
+            continue
+        (dtype, shape), made = row.reads[0], row.form["makes"][0]
+        if dtype == made["dtype"] == "bfloat16" and not math.prod(made["size"]) > 1 and math.prod(shape) >= MANY:
+            yield Cure(
+                "rounding",
+                row.op.line,
+                f"{row.base} of {math.prod(shape)} numbers is rounded to bfloat16: two or three digits are left of it",
+                "sum in float32: .float() before it, or dtype=torch.float32",
+                0.0,
+            )
+
+
+def islands(forecast: Forecast) -> Iterator[Cure]:
     """Ops that the host computes."""
     for op, times in sorted(forecast.islands.items(), key=lambda item: -item[1]):
         yield Cure(
-            "island", "", f"{op} has no lowering: its operands go to the host and back ({times} times in this run)",
-            "another op that computes the same; `python -m fused_eager ops` lists what is lowered", 0.0,
-        )  # fmt: skip
+            "island",
+            forecast.places.get(op, ""),
+            f"{op} has no lowering: its operands go to the host and back ({times} times in this run)",
+            "another op that computes the same; `python -m fused_eager ops` lists what is lowered",
+            0.0,
+        )
 
 
-def changing(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
+def changing(forecast: Forecast) -> Iterator[Cure]:
     """Regions that come anew as the program goes on."""
     if forecast.late:
         first = forecast.late[0]
@@ -133,18 +198,18 @@ def changing(forecast: Forecast, what_if: WhatIf) -> Iterator[Cure]:
         )
 
 
-FINDERS: tuple[Callable[[Forecast, WhatIf], Iterator[Cure]], ...] = (
-    narrow_heads, padded, wide_products, islands, changing,
+FINDERS: tuple[Callable[[Forecast], Iterator[Cure]], ...] = (
+    narrow_heads, padded, wide_products, lookups, relayouts, coarse_sums, islands, changing,
 )  # fmt: skip
 
 
-def cures(forecast: Forecast, what_if: WhatIf) -> list[Cure]:
+def cures(forecast: Forecast) -> list[Cure]:
     """All that was found and is worth a word, most time to gain first; findings of one kind on one line are one."""
     merged: dict[tuple[str, str, str], list[Cure]] = defaultdict(list)
     for finder in FINDERS:
-        for cure in finder(forecast, what_if):
+        for cure in finder(forecast):
             merged[cure.kind, cure.line, cure.fault if cure.kind == "island" else ""].append(cure)
-    total = sum(row.seconds for row in forecast.alone)
+    total = sum(row.seconds for row in forecast.alone) + forecast.uncounted
     found = []
     for (kind, line, _), group in merged.items():
         worst = max(group, key=lambda cure: cure.seconds)

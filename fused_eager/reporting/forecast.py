@@ -18,10 +18,17 @@ from ..compiling.met import Met, Op
 from ..targets.target import Target
 
 LIMITS: Mapping[str, str] = {
-    "strict": "one op at a time",
+    "strict": "one op at a time, as in mode off",
     "fused": "fused regions, as a program gets them",
     "whole": "the step cut nowhere but at islands and reads: the limit",
 }
+
+
+# How often a float32 product passes through the matrix unit, whose operands are bfloat16, at each of torch's levels.
+PASSES: Mapping[str, int] = {"highest": 6, "high": 3, "medium": 1}
+PRODUCTS = (
+    "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "convolution", "convolution_backward", "linear", "matmul",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,22 +65,48 @@ class Alone:
         """In a step."""
         return self.runs * self.cost.seconds
 
+    @property
+    def base(self) -> str:
+        """The op without its namespace, its overload, and the mark of writing in place."""
+        return self.op.name.replace("::", ".").split(".")[1].rstrip("_")
+
+    @property
+    def reads(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The dtype and the shape of each tensor that it reads."""
+        return [(read["dtype"], tuple(read["size"])) for read in self.form["reads"]]
+
+    def uncounted(self, target: Target) -> float:
+        """Seconds in a step that a float32 product takes beyond the compiler's figure, which counts one pass through
+        the matrix unit whatever the precision. A product that waits for memory has time for some of the others."""
+        is_product = self.base in PRODUCTS or "scaled_dot_product" in self.op.name
+        if not is_product or any(dtype != "float32" for dtype, _ in self.reads[:2]):
+            return 0.0
+        passes = PASSES[self.key.parts["numerics"]["float32_matmul_precision"]]
+        return self.runs * max(passes * self.cost.flops / target.chip.flops - self.cost.seconds, 0.0)
+
 
 @dataclass
 class Forecast:
-    """All that is told. `lines` and `modules` have seconds of a step in mode fused; `islands` how often an op ran."""
+    """All that is told. `lines` and `modules` have seconds of a step in mode fused; `islands` how often an op ran,
+    and `places` on which line."""
 
     target: Target
     modes: list[Mode]
     lines: Mapping[str, float] = field(default_factory=dict)
     modules: Mapping[str, float] = field(default_factory=dict)
     islands: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
     alone: list[Alone] = field(default_factory=list)
     late: list[Met] = field(default_factory=list)  # regions that came after the second step, alike to one before
 
     def mode(self, name: str) -> Mode:
         """One of the modes."""
         return next(mode for mode in self.modes if mode.name == name)
+
+    @property
+    def uncounted(self) -> float:
+        """Seconds of a step that float32 products take beyond the figures, in every mode."""
+        return sum(row.uncounted(self.target) for row in self.alone)
 
 
 def steady(found: Sequence[Met], steps: int) -> dict[str, tuple[Met, int]]:

@@ -26,7 +26,8 @@ PLANS = 4  # that are drawn
 
 
 @functools.cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
+    """Where pages are made of their templates."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fused_eager.reporting", "."),
         autoescape=True,
@@ -40,12 +41,12 @@ def _templates() -> jinja2.Environment:
 
 def page(f: Facts, advice: Sequence[Advice]) -> str:
     """The whole page."""
-    return _templates().get_template("page.html.j2").render(whole=True, **_model(f, advice))
+    return templates().get_template("page.html.j2").render(whole=True, **_model(f, advice))
 
 
 def fragment(f: Facts, advice: Sequence[Advice]) -> str:
     """What a notebook shows: the run in a line, where the time went, and what to change."""
-    return _templates().get_template("page.html.j2").render(whole=False, **_model(f, advice))
+    return templates().get_template("page.html.j2").render(whole=False, **_model(f, advice))
 
 
 def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Training steps as XLA's compiler for a TPU expects them, and three of them beside the same written by hand in JAX:
+`python -m benchmarks.forecasts` prints the table that is in docs/targets.md. Nothing runs on a TPU, and none is needed.
+
+    python -m benchmarks.forecasts --target v5e:2x2 [workload ...]
+    python -m fused_eager forecast --target v5e:2x2 -m benchmarks.forecasts --step gpt_adamw     # the whole of one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+STEPS = ("mlp_adam_foreach", "mlp_adam_loop", "gpt_adamw", "resnet18_train_64", "resnet18_train_128")
+
+
+def run(name: str, steps: int = 4) -> None:
+    """The program that is forecast: a few steps of a workload, its tensors on the device."""
+    import torch
+
+    from benchmarks.workloads import WORKLOADS
+
+    torch.set_default_device("tpu")
+    step = WORKLOADS[name].build(lambda function: function)
+    for _ in range(steps):
+        step()
+
+
+def by_hand(name: str, target: str) -> float:
+    """What XLA's compiler expects of a workload's step in JAX, jitted whole. Raises KeyError: there is none."""
+    import jax
+
+    from benchmarks import jax_steps
+    from benchmarks.workloads import WORKLOADS
+    from fused_eager.compiling.cross import cost_of
+    from fused_eager.targets.target import Target
+    from fused_eager.targets.topology import devices
+
+    made: Mapping[str, Callable[..., jax_steps.JaxStep]] = {
+        "mlp": jax_steps.mlp, "gpt": jax_steps.gpt, "resnet18": jax_steps.resnet18,
+    }  # fmt: skip
+    sizes = {k: v for k, v in WORKLOADS[name].full.items() if k != "foreach"}
+    one = made[name.partition("_")[0]](**sizes)
+    at = jax.sharding.SingleDeviceSharding(devices(Target.parse(target))[0])
+    placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), (one.state, *one.batch))
+    cost = cost_of(jax.jit(one.step, donate_argnums=0).lower(*placed).compile())
+    return cost.seconds
+
+
+def forecast(name: str, target: str, jobs: int) -> dict[str, Any]:
+    """What the command says of a workload's step."""
+    command = [sys.executable, "-m", "fused_eager", "forecast", "--target", target, "--json", "--valueless"]
+    command += ["--jobs", str(jobs), "-m", "benchmarks.forecasts", "--step", name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, a row as it is done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="v5e:2x2")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--step", help="run a few steps of one workload on the device: what is forecast")
+    parser.add_argument("workloads", nargs="*", default=list(STEPS))
+    given = parser.parse_args(argv)
+    if given.step:
+        run(given.step)
+        return
+    from fused_eager.xla import use_the_cpu_alone
+
+    use_the_cpu_alone()
+    print("| step | strict | fused | whole | strict / fused | launches | by hand in JAX | fused / by hand |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in given.workloads:
+        told = forecast(name, given.target, given.jobs)
+        modes = {mode["name"]: mode for mode in told["modes"]}
+        strict, fused, whole = (modes[mode]["seconds"] for mode in ("strict", "fused", "whole"))
+        try:
+            hand = by_hand(name, given.target)
+            beside = f"{1e6 * hand:.0f} us | {fused / hand:.2f}"
+        except KeyError:
+            beside = " | "
+        launches = f"{modes['strict']['launches']} to {modes['fused']['launches']}"
+        print(
+            f"| `{name}` | {1e6 * strict:.0f} us | {1e6 * fused:.0f} us | {1e6 * whole:.0f} us | {strict / fused:.2f} "
+            f"| {launches} | {beside} |",
+            flush=True,
+        )
+        for region, why in told["failed"].items():
+            print(f"{name}: {region}: {why}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
