@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("tensors", "training", "backward", "random", "backend", "compiler", "recurrent", "moving", "donation")
+SUITES += ("nested", "sparse")
 MODES = ("fused", "strict", "debug")
 
 

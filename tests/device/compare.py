@@ -24,12 +24,14 @@ def moved(value: Any, device: Any) -> Any:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The strided tensors in nested lists, tuples and dicts, in order."""
+    """The tensors in nested lists, tuples and dicts, in order; sparse ones as dense ones."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):
         return [t for x in tree for t in tensors(x)]
-    return [tree] if isinstance(tree, torch.Tensor) and tree.layout is torch.strided else []
+    if not isinstance(tree, torch.Tensor):
+        return []
+    return [tree if tree.layout is torch.strided else tree.to_dense()]
 
 
 def same(want: Any, got: Any, tolerance: float = 1e-4) -> None:

@@ -63,7 +63,6 @@ ACCEPTED: tuple[Accepted, ...] = (
 
 
 _KINDS = "the device has no quantized tensors (docs/device.md, What is not there), and says so"
-_SPARSE = _KINDS.replace("quantized", "sparse")
 _EACH_SHAPE = "on a loaded machine it does not end in time: each of its {} is compiled for itself"
 _ANY_INDEX = "it gives `index_fill` an index on the CPU, which only the CPU takes; for CUDA the test leaves that out"
 
@@ -72,21 +71,8 @@ ON_DEVICE: tuple[Accepted, ...] = (
     Accepted("test_view_ops.py::TestOldViewOps*::test_flatten_cpu", _KINDS),
     Accepted("test_view_ops.py::TestOldViewOps*::test_ravel_cpu", _KINDS),
     Accepted("test_shape_ops.py::*::test_flip_cpu_float32", _KINDS),
-    Accepted("test_type_promotion.py::*::test_sparse_*", _SPARSE),
-    Accepted("test_autograd.py::*::test_sparse_*", _SPARSE),
-    Accepted("test_scatter_gather_ops.py::*::test_gather_backward_with_empty_index_tensor_sparse_grad_True_*", _SPARSE),
-    *(
-        Accepted(f"nn/test_embedding.py::*::{test}_*", f"it asks for sparse gradients, among others: {_SPARSE}")
-        for test in (
-            "test_EmbeddingBag_per_sample_weights_and_no_offsets",
-            "test_embedding_backward",
-            "test_embedding_bag_1D_padding_idx",
-            "test_embedding_bag_2D_padding_idx",
-            "test_embedding_bag_device",
-            "test_embedding_bag_half",
-        )
-    ),
     Accepted("test_indexing.py::*::test_index_put_accumulate_duplicate_indices_cpu", _EACH_SHAPE.format("511 lengths")),
+    Accepted("nn/test_embedding.py::*::test_embedding_bag_?D_padding_idx_*", _EACH_SHAPE.format("hundred bags")),
     Accepted("test_sort_and_select.py::*::test_stable_sort_against_numpy_cpu_*", _ANY_INDEX),
     Accepted("test_indexing.py::*::test_index_put_accumulate_empty_cpu", _LATE),
     Accepted("test_indexing.py::*::test_advancedindex_cpu_float64", _LATE),

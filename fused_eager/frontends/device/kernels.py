@@ -23,7 +23,7 @@ from ...log.reasons import Reason
 from ...quiet import as_kernel, uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
-from . import attention, cells, norms, random, recurrent, storages, transfers
+from . import attention, cells, composed, norms, random, recurrent, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
@@ -212,7 +212,8 @@ OWN: dict[str, Callable[..., Any]] = {
 def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     """What a device does with an op; None where torch itself knows."""
     called = str(op)
-    own: Any = next((of[called] for of in (OWN, random.KERNELS, cells.KERNELS, norms.KERNELS) if called in of), None)
+    tables: Any = (OWN, random.KERNELS, cells.KERNELS, norms.KERNELS, composed.KERNELS)
+    own = next((of[called] for of in tables if called in of), None)
     if own is not None:
         return as_kernel(own)  # type: ignore[no-any-return]
     info = info_of(op)
@@ -239,7 +240,10 @@ def _reading_composites() -> frozenset[OpOverload]:
     return frozenset(row.op for row in READING_COMPOSITES if row.op is not None and not row.name.startswith(_BY_OPS))
 
 
-_BY_OPS = ("tensor_split", "quantile", "nanquantile", "meshgrid", "_reshape_from_tensor")
+_BY_OPS = (
+    *("tensor_split", "quantile", "nanquantile", "meshgrid", "_reshape_from_tensor"),
+    *("sparse_coo_tensor", "_validate_sparse_coo_tensor_args"),
+)
 
 
 def _unless_zero(info: OpInfo, name: str) -> Callable[..., Any]:
@@ -277,6 +281,9 @@ def register() -> None:
     for name, whole in {**recurrent.KERNELS, **attention.KERNELS}.items():
         lib.impl(name, uncompiled(as_kernel(whole)), KEY)
         lib.impl(name, as_kernel(whole), f"Autograd{KEY}")
+    for kind in ("NestedTensor", "Sparse", "SparseCsr"):
+        for called, kernel in composed.kernels(kind, overloads()):
+            lib.impl(called, uncompiled(as_kernel(kernel)), f"{kind}{KEY}")
     for op in recurrent.OPS:
         ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
     rest.fallback(uncompiled(_fallback), KEY)
@@ -287,8 +294,7 @@ def register() -> None:
         lib.impl("_pin_memory", _pin_memory, "CPU")
 
 
-# Tensors that the device has not, by the dispatch key of their ops.
-_KINDS = {"Sparse": "sparse", "SparseCsr": "sparse", "Quantized": "quantized"}
+_KINDS = {"Quantized": "quantized"}  # tensors that the device has not, by the dispatch key of their ops
 
 
 def _refuse(kind: str, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -297,9 +303,8 @@ def _refuse(kind: str, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     Raises:
         NotImplementedError: it does.
     """
-    hint = "; gradients are not sparse unless they are asked for (`sparse=True`)" if kind == "sparse" else ""
     name = torch._C._get_privateuse1_backend_name()
-    raise NotImplementedError(f"{op}: {name} has no {kind} tensors, call it on the CPU{hint}")
+    raise NotImplementedError(f"{op}: {name} has no {kind} tensors, call it on the CPU")
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -315,4 +320,3 @@ def _kernel_of(op: OpOverload) -> Callable[..., Any]:
     if info.kind is Kind.VIEW and _has(op, "Meta"):
         return _on(META, op)
     return _fetched(info)
-

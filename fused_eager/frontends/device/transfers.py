@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
@@ -124,7 +125,22 @@ def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             return door.compute(info, args, kwargs)
     except NotRecorded as error:
         why = str(error)
+    as_tensors = _numbers_as_tensors(door, info.op, args)
+    if as_tensors is not None:
+        return recorded(door, info, as_tensors, kwargs)
     return island(door, info, args, kwargs, why)
+
+
+def _numbers_as_tensors(door: Door, op: OpOverload, args: Any) -> list[Any] | None:
+    """The arguments, where C++ has called an op with a number in place of a tensor (`eq.Tensor`), which arrives as
+    Python's, and with which Python may not call that op. None where it is another call."""
+    if torch._C._should_allow_numbers_as_tensors(op._schema.name.removeprefix("aten::")):
+        return None
+    wanted = [isinstance(a.type, torch.TensorType) for a in op._schema.arguments]
+    found = [want and isinstance(a, (bool, int, float, complex)) for want, a in zip(wanted, args, strict=False)]
+    if not any(found):
+        return None
+    return [to_device(door, torch.tensor(a)) if is_number else a for is_number, a in zip(found, args, strict=True)]
 
 
 def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
@@ -179,7 +195,9 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
             return back[id(leaf)]
         if not isinstance(leaf, Tensor) or leaf.device != SEEN_AS:
             return leaf
-        if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+        if leaf.layout is torch.sparse_coo or leaf.is_nested:
+            return leaf.to(torch.device(door.device.name))
+        if leaf.layout is not torch.strided or leaf.is_quantized:
             kind = "quantized" if leaf.is_quantized else f"{leaf.layout}".removeprefix("torch.").removeprefix("_")
             raise NotImplementedError(
                 f"{info.op} returns a tensor of the kind {kind!r}, of which {door.device.name} has none: call it on "
