@@ -22,8 +22,10 @@ from ..executing.island import judge
 from ..log import site
 from ..log.reasons import Reason
 from ..quiet import through
+from ..tracing.allowance import limits
 from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
+from ..tracing.infer import is_loaded as inference_is_loaded
 from ..tracing.numbers import are_taken, kinds
 from ..tracing.opinfo import OpInfo
 from ..tracing.stream import Node, Result, Shadowed, Stream, Use, start
@@ -157,9 +159,14 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
                 return out
             call.taken.add(kinds(scalars))
             return _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
-    if call is None and _is_of_another_length(stream, info, tensors):
-        give_up(stream, info)
-        return native.run_through(stream, info, args, kwargs, stream.backoff.code)
+    if call is None and stream.nodes and not stream.shadowed and stream.device.has_memory:
+        if _is_of_another_length(stream, info, tensors):
+            give_up(stream, info)
+            return native.run_through(stream, info, args, kwargs, stream.backoff.code)
+        if limits(stream.config) and not inference_is_loaded():
+            # As the first of another stream it is run, and nobody has to infer what it returns.
+            run.flush(stream, Reason("region.new", f"such a call of {info.op} has not come before"))
+            return record(stream, info, args, kwargs)
     if call is None:
         call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:
@@ -349,8 +356,6 @@ def _append(
 def _is_of_another_length(stream: Stream, info: OpInfo, tensors: list[Tensor]) -> bool:
     """Whether a stream is to be given up before a call that is unlike any other. What it returns need not be inferred
     then: torch's compiler, which does that, takes a second to import."""
-    if stream.shadowed or not (stream.nodes and stream.device.has_memory):
-        return False
     taken = [(t.dtype, tuple(t.shape)) for t in tensors]
     return lengths.strays(stream, stream.expected(), (info, site.here()), taken)
 

@@ -43,6 +43,11 @@ def _fake() -> Any:
     return mode
 
 
+def is_loaded() -> bool:
+    """Whether what shape inference needs has been imported."""
+    return _fake.cache_info().currsize > 0
+
+
 def load() -> None:
     """Import what shape inference needs: where the program waits for the compiler anyway, or before other threads may
     need it, for modules that two threads import at a time may find each other half made. Programs that torch runs alone

@@ -17,7 +17,8 @@ from fused_eager.devices.host.buffers import buffer_of
 from fused_eager.devices.host.trap import is_armed
 from fused_eager.devices.storage import storage_of
 from fused_eager.executing import island, load
-from fused_eager.tracing import trace
+from fused_eager.recording import record
+from fused_eager.tracing import calls, trace
 from tests.recording.test_follow import counted
 from tests.streams import events, forget_shapes, open_stream
 
@@ -84,6 +85,30 @@ def test_a_training_step_is_the_same_shadowed_recorded_and_compiled() -> None:
             background.wait()
     assert got[0] == wanted[0]
     assert got == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_new_call_within_a_compiled_stream_begins_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is run, and nobody has to infer what it returns."""
+    x = torch.randn(1237)
+
+    def step(other: bool) -> float:
+        y = (x * 2).exp()
+        if other:
+            y = torch.logaddexp(y, x)
+        return float(y.sum())
+
+    wanted = [step(i > 5) for i in range(9)]
+    monkeypatch.setattr(record, "inference_is_loaded", lambda: False)
+    monkeypatch.setattr(calls, "infer", lambda *a: pytest.fail("it was inferred"))
+    got = []
+    with auto():
+        for i in range(9):
+            stream = open_stream()
+            stream.autotuner.native = False
+            stream.backoff.end()
+            got.append(step(i > 5))
+            background.wait()
+    assert got == pytest.approx(wanted, rel=1e-5)
 
 
 def test_it_is_followed_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
