@@ -304,6 +304,12 @@ def find(name: str, origin: str = "an argument") -> Option:
     """The option called `name`. Raises `OptionError` with the nearest name and all of them."""
     if name in OPTIONS:
         return OPTIONS[name]
+    if name == "target":
+        raise OptionError(
+            "there is no option 'target': tensors have values after a context, and for chips that are not here there "
+            "are none. Commands run a program for them, in a process of its own: `python -m fused_eager warm --target "
+            "v5e:2x2 script.py` compiles its regions, `python -m fused_eager forecast` says what they would take"
+        )
     raise OptionError(_unknown("option", name, origin, list(OPTIONS)))
 
 

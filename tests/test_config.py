@@ -166,6 +166,11 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     assert all(name in str(caught.value) for name in OPTIONS)
 
 
+def test_a_target_is_no_option_and_the_error_says_what_to_run() -> None:
+    with pytest.raises(OptionError, match=r"warm --target v5e:2x2 script\.py"):
+        resolve({"target": "v5e:2x2"}, {})
+
+
 def test_an_unknown_variable_is_noticed_when_it_appears_later() -> None:
     environ = {"FUSED_EAGER_MODE": "strict"}
     resolve({}, environ)
