@@ -54,10 +54,11 @@ def are_taken(info: OpInfo, args: Any, kwargs: dict[str, Any], tensors: list[tor
         return all(rehearsed(torch.full, ((2,), n), {"dtype": made}, []) for n in numbers)
     if rule is not None and rule.defines:
         return True
-    pointwise = rule is not None and rule.cls is OpClass.POINTWISE
-    if not pointwise and sum(t.numel() for t in tensors) > LARGE:
+    # Lists of an optimizer's too: whole models' parameters are not to be fetched from a device for their numbers.
+    by_element = rule is not None and rule.cls in (OpClass.POINTWISE, OpClass.OPTIMIZER)
+    if not by_element and sum(t.numel() for t in tensors) > LARGE:
         return False
-    return rehearsed(info.op, args, kwargs, tensors, small=pointwise)
+    return rehearsed(info.op, args, kwargs, tensors, small=by_element)
 
 
 def _numbers(given: Any) -> list[Number]:

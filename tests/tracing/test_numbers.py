@@ -106,3 +106,11 @@ def test_of_large_tensors_a_part_is_asked() -> None:
     assert are_taken(info, (x, 0.5), {}, [x], torch.float32)
     assert not are_taken(info, (x, -0.5), {}, [x], torch.float32)
     assert kinds([0.5, -0.5, 0]) == bytes([kind(0.5), kind(-0.5), kind(0)])
+
+
+def test_of_an_optimizers_lists_a_part_is_asked() -> None:
+    """On a device the whole of a model's parameters would be fetched for ATen to be asked."""
+    info = info_of(torch.ops.aten._foreach_mul_.Scalar)
+    for dtype, taken in ((torch.float32, True), (torch.int32, False)):
+        x = torch.empty(1, dtype=dtype).expand(1 << 12, 1 << 13)
+        assert are_taken(info, ([x, x], 0.5), {}, [x, x], dtype) is taken
