@@ -19,11 +19,10 @@ import jax
 import numpy as np
 
 from fused_eager.cache import Key, Unencodable
-from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from ..devices.accelerator import Accelerator
+from ..devices.accelerator import Accelerator, unpaged
 from ..devices.device import Device
-from ..devices.home import Home, nbytes_of
+from ..devices.home import Home
 from ..log import site
 from ..lowering.failed import NodeFailed
 from ..planning import plan
@@ -127,14 +126,14 @@ def uncut() -> Iterator[None]:
 def meeting(meetings: Meetings) -> Iterator[None]:
     """In the body, what is to be compiled is noted, with the modules that it comes from."""
     AROUND.append(meetings)
-    Accelerator.is_a_target = True
+    Accelerator.is_a_target, Accelerator.is_valueless = True, meetings.valueless
     site.ask_for_details(1)
     try:
         yield
     finally:
         site.ask_for_details(-1)
         AROUND.remove(meetings)
-        Accelerator.is_a_target = False
+        Accelerator.is_a_target = Accelerator.is_valueless = False
 
 
 def _without_values(computation: Computation, device: Device) -> Executable:
@@ -143,18 +142,10 @@ def _without_values(computation: Computation, device: Device) -> Executable:
 
     def call(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         with enable_x64(True):
-            outputs = [jax.device_put(_zeros(home), device.xla, may_alias=True) for home in homes]
+            outputs = [unpaged(home, device.xla) for home in homes]
             return outputs, jax.device_put(flags, device.xla)
 
     return Executable(call, (), 0.0, computation.name)
-
-
-def _zeros(home: Home) -> np.ndarray:
-    """Fresh memory of the system's, which has no pages before it is written, aligned so that JAX takes it as it is."""
-    dtype, shape = home
-    room = np.zeros(nbytes_of(home) + 64, np.uint8)
-    skipped = -room.ctypes.data % 64
-    return room[skipped : skipped + nbytes_of(home)].view(JAX_DTYPE[dtype]).reshape(shape)
 
 
 def write(found: Sequence[Met], path: Path, **about: Any) -> None:

@@ -27,7 +27,7 @@ from .buffer import LOCK, Buffer, Table
 from .device import Device, Housekeeping, no_numbers
 from .dlpack import ACCELERATOR, dtype_code, owned, to_array, to_tensor
 from .exhausted import is_of_memory, out_of_memory
-from .home import Home
+from .home import Home, nbytes_of
 from .host.housekeeping import HOUSEKEEPING
 from .storage import pointer_of, storage_of
 
@@ -57,7 +57,8 @@ class AcceleratorBuffer(Buffer):
         """Make the zeros that a storage holds which nobody has written."""
         assert self.home is not None
         try:
-            self.array = zeros(self.home, self.device.xla)
+            make = unpaged if self.device.is_valueless else zeros
+            self.array = make(self.home, self.device.xla)
         except RuntimeError as error:
             raise self.device.told(error, f"a tensor read at {site.describe(site.here())}") from error
 
@@ -74,6 +75,7 @@ class Accelerator(Device):
 
     has_memory = False
     is_a_target = False  # what the CPU stands in for is a target's: it plans as that would
+    is_valueless = False  # nothing is computed on it: each value is zeros without memory
 
     def __init__(self, type: str, index: int, xla: jax.Device):
         self.name = f"{type}:{index}"
@@ -183,3 +185,14 @@ def _maker(home: Home, device: Any) -> Any:
 def zeros(home: Home, device: Any) -> jax.Array:
     """Zeros of a dtype and shape on a device."""
     return _maker(home, device)()
+
+
+def unpaged(home: Home, device: Any) -> jax.Array:
+    """The same where the host stands in for the device, in fresh memory of the system's: it has no pages before it is
+    written. Aligned so that JAX takes it as it is."""
+    dtype, shape = home
+    room = np.zeros(nbytes_of(home) + _ALIGNED, np.uint8)
+    skipped = -room.ctypes.data % _ALIGNED
+    flat = room[skipped : skipped + nbytes_of(home)].view(JAX_DTYPE[dtype])
+    with enable_x64(True):
+        return jax.device_put(flat.reshape(shape), device, may_alias=True)

@@ -19,7 +19,7 @@ from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
-from fused_eager.devices.accelerator import Accelerator
+from fused_eager.devices.accelerator import Accelerator, AcceleratorBuffer
 from fused_eager.devices.host.device import HOST
 from fused_eager.executing import load
 from fused_eager.targets.device import TargetDevice
@@ -81,6 +81,17 @@ def test_without_values_a_region_returns_zeros_that_take_no_memory() -> None:
     before = _resident()
     (out,), flags = met._without_values(region, HOST).call()
     assert out.shape == (1 << 14, 1 << 14) and not np.asarray(flags).any() and float(out[5, 7]) == 0
+    assert _resident() - before < 1 << 28
+
+
+def test_without_values_what_nobody_has_written_takes_no_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accelerator, "is_valueless", True)
+    device = Accelerator("tpu", 0, jax.devices("cpu")[0])
+    t = torch.zeros(1)
+    buffer = AcceleratorBuffer(t.untyped_storage(), device, (torch.float32, (1 << 14, 1 << 14)))
+    before = _resident()
+    buffer.lift()
+    assert buffer.array is not None and buffer.array.shape == (1 << 14, 1 << 14) and float(buffer.array[5, 7]) == 0
     assert _resident() - before < 1 << 28
 
 
