@@ -179,7 +179,7 @@ class Result:
 def train(args: argparse.Namespace) -> Result:
     torch.manual_seed(args.seed)
     text = Text.load()
-    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq).to(args.device)
+    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq, args.heads).to(args.device)
     optimizer = make_optimizer(model, args.lr)
     schedule = make_schedule(optimizer, args.steps)
     say = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
@@ -214,7 +214,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--dim", type=int, default=128, help="width of the model, a multiple of 4")
+    parser.add_argument("--dim", type=int, default=128, help="width of the model, a multiple of the heads")
+    parser.add_argument("--heads", type=int, default=4, help="of attention: each is dim / heads wide")
     parser.add_argument("--seq", type=int, default=64, help="characters per window")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
@@ -226,11 +227,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write every step's loss as JSON")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     args = parser.parse_args(argv)
-    for name in ("steps", "layers", "dim", "seq", "batch", "log_every"):
+    for name in ("steps", "layers", "dim", "heads", "seq", "batch", "log_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if args.dim % 4:
-        parser.error("--dim must be a multiple of 4, the number of attention heads")
+    if args.dim % args.heads:
+        parser.error(f"--dim must be a multiple of {args.heads}, the number of attention heads")
     return args
 
 

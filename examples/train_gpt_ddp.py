@@ -33,7 +33,7 @@ def train(args: argparse.Namespace, shard: Shard) -> list[float]:
     """Train as the arguments say, in a process group that is there. Returns the mean loss of all ranks, by step."""
     torch.manual_seed(args.seed)  # the same weights everywhere
     text = Text.load()
-    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq).to(args.device)
+    model = GPT(len(text.alphabet), args.layers, args.dim, args.seq, args.heads).to(args.device)
     wrapped = shard(model)
     optimizer = make_optimizer(wrapped, args.lr)
     schedule = make_schedule(optimizer, args.steps)
