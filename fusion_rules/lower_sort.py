@@ -103,6 +103,9 @@ def _enter_median(name: str, ignore_nan: bool) -> None:
     @rule(f"{name}.default", OpClass.SORT)
     def median(cx: Context, self: Any) -> Any:
         x = lax.reshape(self, (self.size,))
+        if not x.size:
+            need(kind(x) == "f", "of no whole numbers the median is a NaN that ATen converts")
+            return np.asarray(np.nan, x.dtype)
         return lax.reshape(pick(x, _median_index(x, 0, ignore_nan), 0), ())
 
     @rule(f"{name}.dim", OpClass.SORT)

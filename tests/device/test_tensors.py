@@ -332,3 +332,39 @@ def test_a_default_device_is_that_of_the_program_alone(default: str) -> None:
         assert torch.empty(0).device.type == default and layer.weight_ih_l0.grad is not None
     finally:
         torch.set_default_device(None)
+
+
+DETERMINISTIC = (
+    lambda d: [torch.empty(3, dtype=t, device=d) for t in (torch.float32, torch.bfloat16, torch.complex64)],
+    lambda d: [torch.empty(3, dtype=t, device=d) for t in (torch.int64, torch.int8, torch.uint8, torch.bool)],
+    lambda d: [torch.empty_like(torch.ones(2, 2, device=d)), torch.ones(2, device=d).new_empty(3)],
+    lambda d: [torch.empty_strided((2, 2), (1, 2), device=d), torch.empty_permuted((2, 3), (1, 0), device=d)],
+    lambda d: [torch.ones(2, device=d).resize_(4), torch.ones(4, device=d).resize_(2)],
+    lambda d: torch.ones(2, device=d)[1:].resize_(3),
+    lambda d: [torch.empty(0, device=d).resize_(2, 2), torch.zeros(2, device=d), torch.empty(2, device=d).fill_(1)],
+    lambda d: torch.add(torch.ones(2, device=d), 1, out=torch.empty(2, device=d)),
+)
+
+
+@pytest.mark.parametrize("program", DETERMINISTIC)
+def test_what_nobody_has_written_shows_up_where_algorithms_are_deterministic(program: Callable[..., Any]) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        same(program("cpu"), program(TPU))
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+        assert torch.empty(2, device=TPU).tolist() == [0, 0]
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[assignment]
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8], ids=str)
+def test_a_median_of_nothing_is_what_aten_has(dtype: torch.dtype) -> None:
+    for median in (torch.median, torch.nanmedian):
+        check(median, torch.empty(0, dtype=dtype))
+
+
+def test_no_numbers_are_drawn_for_any_dtype() -> None:
+    assert torch.empty(0, dtype=torch.complex64, device=TPU).random_().shape == (0,)
+    with pytest.raises(NotImplementedError, match="random"):
+        torch.empty(1, dtype=torch.complex64, device=TPU).random_()

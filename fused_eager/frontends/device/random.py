@@ -277,6 +277,8 @@ def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
             return of_host(*args, generator=generator, **kwargs)
         if name in _CHECKED:
             _check(info.op, *args, **kwargs)
+            if not args[0].numel():
+                return args[0]  # of any dtype, as ATen looks at none
         # A schema calls `from` what Python cannot.
         return body(*args, **{"from_" if k == "from" else k: v for k, v in kwargs.items()})
 

@@ -28,7 +28,11 @@ def empty_strided(
     device: Any = None,
     pin_memory: bool | None = None,
 ) -> Tensor:
-    """A tensor that nobody has written. It holds zeros, which are made once somebody reads them."""
+    """A tensor that nobody has written: see `_unwritten`."""
+    return _unwritten(_strided(size, stride, dtype, device))
+
+
+def _strided(size: Any, stride: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
     size, stride = tuple(size), tuple(stride)
     of = named_door(device).device
@@ -46,6 +50,20 @@ def empty_strided(
             b.home = dtype, home_shape(spec) if is_dense(size, stride) else (b.storage.nbytes() // dtype.itemsize,)
         b.table[b.cdata] = b
     return t
+
+
+def _unwritten(t: Tensor) -> Tensor:
+    """What nobody has written holds zeros, which are made once somebody reads them. Where algorithms are to be
+    deterministic torch fills it with what does not go unseen: NaN, or the largest whole number."""
+    if torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory():
+        if t.dtype.is_floating_point or t.dtype.is_complex:
+            t.fill_(float("nan"))
+        elif t.dtype in _WHOLE:
+            t.fill_(True if t.dtype is torch.bool else torch.iinfo(t.dtype).max)
+    return t
+
+
+_WHOLE = frozenset(d for d in JAX_DTYPE if not (d.is_floating_point or d.is_complex))
 
 
 def empty(
@@ -73,10 +91,14 @@ def resize(t: Tensor, size: tuple[int, ...], memory_format: torch.memory_format 
     if 0 not in size:
         needed = (1 + offset_of(t) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * t.itemsize
     storage = storage_of(t)
-    if needed > storage.nbytes():
+    before = storage.nbytes() // t.itemsize
+    grows = needed > storage.nbytes()
+    if grows:
         give(storage, needed)
     if tuple(t.shape) != size or memory_format is not None:
         torch.ops.aten.as_strided_.default(t, size, stride, offset_of(t))
+    if grows:
+        _unwritten(t.as_strided((storage.nbytes() // t.itemsize - before,), (1,), before))
     return t
 
 
@@ -130,5 +152,5 @@ def seen_as(t: Tensor) -> None:
 
 def untyped(nbytes: int, index: int) -> torch.UntypedStorage:
     """A storage of so many bytes."""
-    return storage_of(empty_strided((nbytes,), (1,), dtype=torch.uint8, device=torch.device(DOORS[index].device.name)))
+    return storage_of(_strided((nbytes,), (1,), torch.uint8, torch.device(DOORS[index].device.name)))
 
