@@ -368,3 +368,9 @@ def test_no_numbers_are_drawn_for_any_dtype() -> None:
     assert torch.empty(0, dtype=torch.complex64, device=TPU).random_().shape == (0,)
     with pytest.raises(NotImplementedError, match="random"):
         torch.empty(1, dtype=torch.complex64, device=TPU).random_()
+
+
+def test_a_copy_that_does_not_fit_is_refused_as_on_the_cpu() -> None:
+    for d in ("cpu", TPU):
+        with pytest.raises(RuntimeError, match=r"size of tensor a \(3\) must match the size of tensor b \(2\)"):
+            torch.zeros(3, device=d).copy_(torch.ones(2))

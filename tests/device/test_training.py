@@ -294,3 +294,36 @@ def test_an_optimizer_whose_state_was_loaded_onto_the_device_counts_as_before(ki
     assert {kept["step"].item() for kept in state.values()} == {7.0}
     assert {kept["exp_avg"].device for kept in state.values()} == {TPU}
     assert reads[-1] == reads[1], reads
+
+
+class Marked(nn.Parameter):
+    """A parameter of a program's own class."""
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["exchanged", "made anew"])
+def test_a_parameter_that_moves_keeps_its_hooks_class_and_attributes(held: bool) -> None:
+    calls: list[str] = []
+    layer = nn.Linear(2, 2)
+    layer.bias = Marked(torch.zeros(2))
+    layer.weight.scale, layer.bias.name_of_mine = 3, "b"  # type: ignore[attr-defined,assignment]
+    first = layer.weight.register_hook(lambda g: calls.append("first"))
+    layer.weight.register_hook(lambda g: g * 2)
+    layer.bias.register_post_accumulate_grad_hook(lambda p: calls.append(f"after {p.device.type}"))
+    view = layer.weight.expand(2, 2) if held else None  # then torch cannot exchange it
+    for device in ("tpu", "cpu", "tpu"):
+        layer.to(device)
+        layer(torch.ones(1, 2, device=device)).sum().backward()
+        assert layer.weight.grad is not None and layer.weight.grad.tolist() == [[2, 2], [2, 2]]
+        assert sorted(calls) == [f"after {device}", "first"]
+        assert type(layer.bias) is Marked and (layer.weight.scale, layer.bias.name_of_mine) == (3, "b")
+        layer.zero_grad()
+        calls.clear()
+    first.remove()
+    layer(torch.ones(1, 2, device="tpu")).sum().backward()
+    assert calls == ["after tpu"] and (view is None) == (not held)
+
+
+def test_a_lazy_module_is_moved_before_its_shapes_are_known() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()).to("tpu")
+    assert model(torch.ones(2, 5, device=TPU)).shape == (2, 3)
+    assert model[0].weight.device == TPU and type(model[0]) is nn.Linear

@@ -99,6 +99,8 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             return self
         return recorded(door, _COPY, (self, src), {})  # type: ignore[no-any-return]
     value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
+    if value.shape != self.shape:
+        torch.empty(self.shape, device="meta").copy_(value.to("meta"))  # raises, as eager, if it does not fit
     _fill(door, self, value.expand(self.shape))
     return self
 
