@@ -217,8 +217,8 @@ _OPERATORS = frozenset(
     for names in (
         ("add", "radd", "iadd", "sub", "rsub", "mul", "imul", "matmul", "truediv", "rtruediv", "floordiv", "mod"),
         ("pow", "rpow", "and", "or", "xor", "invert", "lshift", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"),
-        ("getitem", "setitem", "len", "bool", "int", "float", "complex", "index", "contains", "iter", "repr", "str", "format"),
-        ("array", "deepcopy", "reduce_ex", "hash", "dlpack", "dlpack_device", "cuda_array_interface"),
+        ("getitem", "setitem", "len", "bool", "int", "float", "complex", "index", "contains", "iter", "repr", "str"),
+        ("format", "array", "deepcopy", "reduce_ex", "hash", "dlpack", "dlpack_device", "cuda_array_interface"),
     )
     for name in names
 )
