@@ -42,7 +42,7 @@ def forecast(given: argparse.Namespace, target: Target, keeper: Keeper) -> tuple
         [of_mode(name, rows, told["steps"], costs) for name, (rows, told) in met.items()],
         shared_out(found, steps, costs, alone, lambda op: op.line),
         shared_out(found, steps, costs, alone, lambda op: op.module or "outside of modules"),
-        {op: n for op, n in about["islands"].items() if not op.startswith("for ")},
+        about["islands"],
         about["places"],
         alone,
         come_late(found, steps),

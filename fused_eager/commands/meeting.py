@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ def main(argv: list[str]) -> int:
     from ..compiling.met import Meetings, meeting, uncut, write
     from ..config import resolve
     from ..frontends.device.doors import set_options
-    from ..log.events import LOG
     from ..targets.device import TargetDevice
     from ..targets.target import Target
     from ..xla import use_the_cpu_alone
@@ -70,8 +70,7 @@ def main(argv: list[str]) -> int:
             raise
         finally:
             fused_eager.sync()
-            islands = {k.removeprefix("island "): n for k, n in LOG.counts.items() if k.startswith("island ")}
-            places = {event.data["op"]: event.data["site"] for event in LOG.of("island")}
+            islands, places = _islands()
             write(
                 list(meetings.found.values()),
                 Path(given.to),
@@ -82,6 +81,17 @@ def main(argv: list[str]) -> int:
             )
     sys.stdout.flush()
     os._exit(code)  # threads of the program's would go on
+
+
+def _islands() -> tuple[Counter[str], dict[str, str]]:
+    """How often the host computed an op, and on which line: in plans, where each run is counted, or at once, where each
+    is told."""
+    from ..log.events import LOG
+
+    told = LOG.of("island")
+    named = {k.removeprefix("island "): n for k, n in LOG.counts.items() if k.startswith("island ")}
+    counted = Counter({op: n for op, n in named.items() if not op.startswith("for ")})
+    return counted | Counter(event.data["op"] for event in told), {e.data["op"]: e.data["site"] for e in told}
 
 
 def _parser() -> argparse.ArgumentParser:
