@@ -91,7 +91,8 @@ def _islands() -> tuple[Counter[str], dict[str, str]]:
     told = LOG.of("island")
     named = {k.removeprefix("island "): n for k, n in LOG.counts.items() if k.startswith("island ")}
     counted = Counter({op: n for op, n in named.items() if not op.startswith("for ")})
-    return counted | Counter(event.data["op"] for event in told), {e.data["op"]: e.data["site"] for e in told}
+    at_once = Counter(str(event.data["op"]) for event in told)
+    return counted | at_once, {str(event.data["op"]): str(event.data["site"]) for event in told}
 
 
 def _parser() -> argparse.ArgumentParser:
