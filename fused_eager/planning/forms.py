@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from fused_eager.cache import Unencodable
+from fused_eager.fusion_rules import families
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import Spec, contiguous_strides
@@ -83,6 +84,7 @@ def _twin_name(node: Node, path: str) -> str:
 
 
 def _to_op(name: str) -> OpOverload:
+    families.load()  # some rows define the ops that they are rows of
     namespace, packet, overload = name.split(".")
     found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     if not isinstance(found, OpOverload):

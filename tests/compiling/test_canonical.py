@@ -232,3 +232,16 @@ def test_every_kind_of_leaf_can_be_read_back() -> None:
     again = forms._to_leaf(forms._leaf(tree, ""))
     assert again == tree and [type(a) for a in again] == [type(t) for t in tree]
     assert executable.FORMAT == 1
+
+
+def test_an_op_that_a_row_defines_is_known_in_a_process_that_has_asked_for_no_row() -> None:
+    """As the first region that a process which compiles for a target is given."""
+    program = """
+from fused_eager.compiling.canonical import to_computation
+spec = {"dtype": "float32", "size": [3], "home": {"dtype": "float32", "shape": [3]}}
+drawn = {"op": "fused_eager.random_uniform.default", "reads": [], "args": [{"list": [3]}, 1, 2], "makes": [spec]}
+region = to_computation({"inputs": [], "nodes": [drawn], "outputs": [0], "donated": []})
+print(region.nodes[0].op)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "fused_eager.random_uniform.default", done.stderr
