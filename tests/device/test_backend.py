@@ -203,3 +203,15 @@ def test_an_event_has_not_happened_because_its_value_was_overwritten() -> None:
     torch.tpu.current_stream().query()
     event.synchronize()
     assert event.query()
+
+
+def test_what_is_asked_of_the_accelerator_is_asked_of_the_device() -> None:
+    kept = torch.ones(1000, device="tpu") + 1
+    torch.accelerator.synchronize()
+    assert torch.accelerator.memory_allocated() == torch.tpu.memory_allocated() >= 4000
+    assert torch.accelerator.max_memory_allocated(0) >= kept.nbytes and torch.accelerator.memory_reserved() >= 4000
+    assert torch.accelerator.max_memory_reserved() >= 4000 and isinstance(torch.accelerator.memory_stats(), dict)
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free <= total
+    torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.empty_cache()

@@ -222,3 +222,10 @@ def test_a_draw_of_a_new_shape_is_computed_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(lower_random, "_jax", None)  # with which the host draws the same: to see what comes out, say
     drawn = torch.randn(3, 17, device=TPU), torch.rand(3, 17, device=TPU), torch.randint(9, (3, 17), device=TPU)
     assert all(t.cpu().unique().numel() > 1 for t in drawn)
+
+
+def test_dropout_leaves_strides_as_they_are() -> None:
+    image = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)
+    for x in (torch.ones(2, 3).t(), image, torch.ones(3).expand(2, 3)):
+        got = torch.nn.functional.dropout(x.to("tpu"), 0.5)
+        assert got.stride() == torch.empty_like(x).stride() and set(got.unique().tolist()) <= {0.0, 2.0}

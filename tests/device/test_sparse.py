@@ -185,3 +185,11 @@ def test_a_sparse_gradient_is_added_without_fetching() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert len(LOG.of("island")) == islands
+
+
+@pytest.mark.skipif(torch.tpu.device_count() < 2, reason="one device")  # type: ignore[attr-defined]
+def test_they_lie_on_the_device_that_was_asked_for() -> None:
+    there = torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)).to("tpu:1")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="tpu:1")
+    assert {there.device, there.coalesce().device, nested.device} == {torch.device("tpu:1")}
+    assert (there @ torch.eye(2, device="tpu:1")).tolist() == [[0, 1], [2, 0]] and torch.tpu.current_device() == 0

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import get_testing_overrides
 
 MODULES = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special", "torch.nested", "torch.sparse")
+MODULES += ("torch.accelerator",)
 # They change the process, ask the system for something or wait for others.
 LEFT_OUT = (
     *("set_", "use_deterministic", "init_num_threads", "compile", "load", "save", "import_", "fork", "wait", "hub"),
@@ -26,6 +27,7 @@ LEFT_OUT = (
 # Where the device is another than the CPU, and why.
 EXPECTED = {
     "tpu.": "the CPU has none of it",
+    "accelerator.": "the CPU has none of it",
     "Tensor.tpu": "it goes to the device",
     "from_dlpack": "there is no memory to hand out",
     "Tensor.__dlpack": "there is no memory to hand out",

@@ -207,6 +207,8 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
         kept = transfers.to_device(DOORS[input.get_device()], torch.empty_like(like).bernoulli_(1 - p))
         return input * (kept / (1 - p)), kept != 0
     mask = uniform(input) >= p
+    if not input.is_contiguous():
+        mask = torch.empty_like(input, dtype=torch.bool).copy_(mask)  # so that the result is laid out as the input
     return torch.where(mask, input * (1 / (1 - p)), 0.0).to(input.dtype), mask
 
 

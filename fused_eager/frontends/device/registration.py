@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -184,14 +185,37 @@ def _patch() -> None:
 
     torch.UntypedStorage.resize_ = as_kernel(resized)  # type: ignore[method-assign,assignment,unused-ignore]
 
-    synchronize = torch.accelerator.synchronize
+    for named, ours in _ACCELERATOR.items():
+        _ask_backend(named, ours)
 
-    def synchronized(device: Any = None, /) -> None:
-        # torch would ask the device guard in C++.
+
+# What `torch.accelerator` asks a device's guard and its allocator in C++, and who answers instead.
+_ACCELERATOR: dict[str, Callable[..., Any]] = {
+    "synchronize": backend.synchronize,
+    "memory_allocated": backend.memory_allocated,
+    "max_memory_allocated": backend.max_memory_allocated,
+    "memory_reserved": backend.memory_reserved,
+    "max_memory_reserved": backend.max_memory_reserved,
+    "memory_stats": backend.memory_stats,
+    "reset_peak_memory_stats": backend.reset_peak_memory_stats,
+    "reset_accumulated_memory_stats": lambda device=None: None,
+    "get_memory_info": backend.mem_get_info,
+    "empty_cache": backend.empty_cache,
+    "empty_host_cache": lambda: None,
+}
+
+
+def _ask_backend(name: str, ours: Callable[..., Any]) -> None:
+    """Have a function of `torch.accelerator` asked of the device's module, where the accelerator is the device."""
+    torchs = getattr(torch.accelerator, name, None)
+    if torchs is None:
+        return
+
+    @functools.wraps(torchs)
+    def asked(*args: Any, **kwargs: Any) -> Any:
         kind = torch.accelerator.current_accelerator()
-        if kind is not None and kind.type == _registered[0]:
-            backend.synchronize(device)
-        else:
-            synchronize(device)
+        return (ours if kind is not None and kind.type == _registered[0] else torchs)(*args, **kwargs)
 
-    torch.accelerator.synchronize = synchronized
+    for home in (torch.accelerator, torch.accelerator.memory):
+        if getattr(home, name, None) is torchs:
+            setattr(home, name, asked)
