@@ -12,6 +12,8 @@ from ..lowering import NoLowering, leaves
 from ..rule import RULES, Lowering, rule
 
 _NO_WIDE_FFT = "XLA has no Fourier transform of float64 on TPUs"
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "convolution", "_trilinear")
+_NO_WIDE_COMPLEX = "XLA has no complex128 on TPUs, in which a power of complex numbers is computed"
 _NO_INT64_PRODUCT = "XLA has no product of 64-bit integers on TPUs"
 _NO_WIDE_LU = "XLA has no LU decomposition of float64 on TPUs"
 
@@ -34,6 +36,11 @@ def _is_int64(*args: Any) -> bool:
     return _first(args) in ("int64", "uint64")
 
 
+def _has_complex(*args: Any) -> bool:
+    """Whether any is of complex numbers."""
+    return any(str(getattr(a, "dtype", "")).startswith("complex") for a in leaves(list(args)))
+
+
 # By row: which calls, and why.
 REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
     "linalg_pinv.atol_rtol_tensor": (_always, "XLA's compiler for TPUs ends its process over singular values"),
@@ -42,8 +49,8 @@ REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
     "linalg_lu.default": (_is_wide, _NO_WIDE_LU),
     "linalg_lu_factor_ex.default": (_is_wide, _NO_WIDE_LU),
     **dict.fromkeys(("_fft_c2c.default", "_fft_c2r.default", "_fft_r2c.default"), (_is_wide, _NO_WIDE_FFT)),
-    **{f"{op}.default": (_is_int64, _NO_INT64_PRODUCT) for op in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv")},
-    "_trilinear.default": (_is_int64, _NO_INT64_PRODUCT),
+    **{f"{op}.default": (_is_int64, _NO_INT64_PRODUCT) for op in _PRODUCTS},
+    **dict.fromkeys(("pow.Scalar", "pow.Tensor_Tensor"), (_has_complex, _NO_WIDE_COMPLEX)),
     "frexp.Tensor": (_is_wide, "XLA takes no float64 apart on TPUs"),
 }
 

@@ -57,3 +57,23 @@ def test_complex128_is_refused_whatever_the_op(program: Any) -> None:
         m.setattr("fused_eager.compiling.compile.lowering_for", lambda platform: lowering_for("tpu"))
         with pytest.raises(NodeFailed, match="XLA has no complex128 on this platform"):
             lower(region, True, TargetDevice(Target.parse("v5e:1")))
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (lambda: torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 4, dtype=torch.int64), "product of 64-bit"),
+        (lambda: torch.ones(3, dtype=torch.int64).dot(torch.ones(3, dtype=torch.int64)), "product of 64-bit"),
+        (lambda: torch.ones(3, dtype=torch.complex64) ** torch.ones(3, dtype=torch.complex64), "no complex128"),
+        (lambda: torch.pow(2.0, torch.ones(3, dtype=torch.complex64)), "no complex128"),
+        (lambda: torch.fft.fft(torch.ones(4, dtype=torch.float64)).real, "no"),
+    ],
+)
+def test_what_has_no_64_bit_form_is_refused(program: Any, why: str) -> None:
+    region = recorded(program)
+    lower(region, True)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(TargetDevice, "xla", property(lambda self: jax.devices("cpu")[0]))
+        m.setattr("fused_eager.compiling.compile.lowering_for", lambda platform: lowering_for("tpu"))
+        with pytest.raises(NodeFailed, match=why):
+            lower(region, True, TargetDevice(Target.parse("v5e:1")))
