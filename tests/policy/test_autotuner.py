@@ -15,6 +15,8 @@ from fused_eager.policy.autotuner import ENTRIES, SOME, Autotuner
 from fused_eager.policy.hotness import VARIANTS
 from fused_eager.policy.segment import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Segment
 
+from .clock import Clock
+
 HERE, THERE = (lambda: None).__code__, (lambda: 1).__code__
 READ, OTHER = (HERE, 1), (THERE, 2)
 
@@ -22,14 +24,6 @@ READ, OTHER = (HERE, 1), (THERE, 2)
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     autotuner.forget()
-
-
-class Clock:
-    """Time that only passes when it is told to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.now = 0.0
-        monkeypatch.setattr(autotuner.time, "perf_counter", lambda: self.now)
 
 
 def ways(

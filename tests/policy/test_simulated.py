@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,8 @@ from fused_eager.policy import autotuner
 from fused_eager.policy.autotuner import ALIKE, SEGMENTS, Autotuner
 from fused_eager.policy.segment import Choice, Segment
 
-# For the whole process the clock is another one meanwhile, which what runs beside it may take for its own.
+from .clock import Clock
+
 pytestmark = pytest.mark.slow
 
 MINUTE, LATE = 60.0, 50.0  # seconds; from the second on, the better way is to have been found
@@ -53,18 +53,9 @@ WAYS: dict[str, Own] = {
 }
 
 
-class Clock:
-    """Time that passes when it is told to."""
-
-    now = 0.0
-
-
-CLOCK = Clock()
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "perf_counter", lambda: CLOCK.now)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @dataclass
@@ -75,11 +66,13 @@ class Result:
     late: float
 
 
-def simulate(machine: Noise, fused: Own, native: Own, known: Choice | None = None, swing: float = 0.0) -> Result:
+def simulate(
+    clock: Clock, machine: Noise, fused: Own, native: Own, known: Choice | None = None, swing: float = 0.0
+) -> Result:
     """The loop for a minute of its own time. `known` is what another process has found; by `swing` each fused step
     takes more or less than the average."""
     autotuner.forget()
-    CLOCK.now = 0.0
+    clock.now = 0.0
     chance, own = random.Random(0), Autotuner()
     own.passed(HERE, True)
     spent = best = late = late_best = 0.0
@@ -89,7 +82,7 @@ def simulate(machine: Noise, fused: Own, native: Own, known: Choice | None = Non
         assert segment is not None
         segment.offered = ((HERE, False), known)
         own.passed(HERE, True)
-    while (now := CLOCK.now) < MINUTE:
+    while (now := clock.now) < MINUTE:
         own.begin(HERE, "op")
         averages = {False: STEP * fused(now), True: STEP * native(now)}
         took = averages[own.native] * machine(now, chance)
@@ -98,7 +91,7 @@ def simulate(machine: Noise, fused: Own, native: Own, known: Choice | None = Non
         spent, best = spent + averages[own.native], best + min(averages.values())
         if now > LATE:
             late, late_best = late + averages[own.native], late_best + min(averages.values())
-        CLOCK.now += took
+        clock.now += took
         own.passed(HERE, not own.native)
     return Result(spent / best - 1, late / late_best - 1)
 
@@ -126,13 +119,13 @@ MISSES = {
         for machine in MACHINES
     ],
 )
-def test_it_ends_in_the_better_way(which: str, machine: str) -> None:
+def test_it_ends_in_the_better_way(clock: Clock, which: str, machine: str) -> None:
     """Fused over native is one of `RATIOS`, but for what `which` of them does. Of those minutes one may be missed: busy
     moments may fall on all that is timed of one way."""
     missed = []
     for does, ratio in itertools.product(WAYS, RATIOS):
         fused = slower(WAYS[does] if which != "native" else STEADY, ratio)
-        found = simulate(MACHINES[machine], fused, WAYS[does] if which != "fused" else STEADY)
+        found = simulate(clock, MACHINES[machine], fused, WAYS[does] if which != "fused" else STEADY)
         if found.late > OFF or found.regret > REGRET:
             missed.append((does, ratio, found))
     assert len(missed) <= (machine == "busy moments"), missed
@@ -141,21 +134,21 @@ def test_it_ends_in_the_better_way(which: str, machine: str) -> None:
 @pytest.mark.parametrize(
     "ratio", [pytest.param(0.8, marks=MISSED), 0.9, pytest.param(1.1, marks=MISSED), 1.25]
 )
-def test_steps_may_take_turns_at_two_lengths(ratio: float) -> None:
-    found = simulate(MACHINES["quiet"], slower(STEADY, ratio), STEADY, swing=0.2)
+def test_steps_may_take_turns_at_two_lengths(clock: Clock, ratio: float) -> None:
+    found = simulate(clock, MACHINES["quiet"], slower(STEADY, ratio), STEADY, swing=0.2)
     assert found.late <= OFF and found.regret <= REGRET, found
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 1.25, 2.0])
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_another_process_found_may_be_wrong_here(machine: str, native: bool, ratio: float) -> None:
+def test_what_another_process_found_may_be_wrong_here(clock: Clock, machine: str, native: bool, ratio: float) -> None:
     """It is measured anew where that costs little, and seldom where it costs much."""
     says = Choice(native, fused_s=STEP * (2.0 if native else 0.5), native_s=STEP)
-    found = simulate(MACHINES[machine], slower(STEADY, ratio), STEADY, known=says)
+    found = simulate(clock, MACHINES[machine], slower(STEADY, ratio), STEADY, known=says)
     assert found.late <= OFF, found
 
 
-def test_the_tables_are_those_of_the_process() -> None:
-    simulate(MACHINES["quiet"], slower(STEADY, 2.0), STEADY)
+def test_the_tables_are_those_of_the_process(clock: Clock) -> None:
+    simulate(clock, MACHINES["quiet"], slower(STEADY, 2.0), STEADY)
     assert all(isinstance(each, Segment) for table in (SEGMENTS, ALIKE) for each in table.values())
