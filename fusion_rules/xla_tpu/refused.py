@@ -41,6 +41,12 @@ def _has_complex(*args: Any) -> bool:
     return any(str(getattr(a, "dtype", "")).startswith("complex") for a in leaves(list(args)))
 
 
+_OF: Mapping[Callable[..., bool], str] = {
+    _always: "",
+    _is_wide: " where its numbers have 64 bits",
+    _is_int64: " where they are 64-bit integers",
+    _has_complex: " where numbers are complex",
+}
 # By row: which calls, and why.
 REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
     "linalg_pinv.atol_rtol_tensor": (_always, "XLA's compiler for TPUs ends its process over singular values"),
@@ -61,6 +67,7 @@ def _refusing(lower: Lowering, refuses: Callable[..., bool], why: str) -> Loweri
             raise NoLowering(why)
         return lower(cx, *args, **kwargs)
 
+    lowered.__doc__ = f"Left to the host{_OF[refuses]}: {why}."
     return lowered
 
 
