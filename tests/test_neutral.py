@@ -33,7 +33,6 @@ WORDS = re.compile(r"\b(glibc|mmap|madvise|malloc|ctypes|data_ptr|cpu)\b")
 # Modules that say one of these words all the same, and why they may.
 MAY_SAY = {
     "fused_eager/compiling/compile.py": "the platform that is traced for where none is named",
-    "fused_eager/compiling/met.py": "numpy's name for where an array begins",
     "fused_eager/compiling/surroundings.py": "the processor is a part of the keys of what XLA compiles for it",
     "fused_eager/lowering/rewrites.py": "the platform column of rewrites",
     "fused_eager/lowering/straight_line.py": "the platform column of JAX's own primitives",
