@@ -51,7 +51,11 @@ PLACES: Bounded[Hashable, bool] = Bounded(256)
 
 
 def strays(
-    stream: Stream, expected: Step | None, op: Op, taken: Sequence[Home], made: Sequence[Home] | None = None
+    stream: Stream,
+    expected: Step | None,
+    op: Op,
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[Output] | None = None,
 ) -> bool:
     """Whether a stream is to be given up at a call unlike any that came there before: the op is the one that was
     expected, on tensors of another length. Nobody knows whether that length will come again, and writing down what
@@ -60,22 +64,22 @@ def strays(
 
     Args:
         op: what is called, and where.
-        taken: the dtypes and sizes of its operands.
-        made: those of what it returns, if that is known.
+        tensors: its operands.
+        outputs: what it returns, if that is known.
     """
     if expected is None or stream.config.waits or not stream.after_read:
         return False
     if op != (expected.info, expected.node.place):
         return False
-    a, b = [(v.geometry.dtype, v.geometry.size) for v in expected.call.views], list(taken)
-    if made is not None:
-        a, b = a + homes_made(expected.call.outputs), b + list(made)
+    a: list[Home] = [(v.geometry.dtype, v.geometry.size) for v in expected.call.views]
+    b: list[Home] = [(t.dtype, tuple(t.shape)) for t in tensors]
+    if outputs is not None:
+        a, b = a + _homes(expected.call.outputs), b + _homes(outputs)
     alike = [(dtype, len(size)) for dtype, size in a] == [(dtype, len(size)) for dtype, size in b]
     return alike and a != b and max(map(nbytes_of, b)) < LARGE
 
 
-def homes_made(outputs: Sequence[Output]) -> list[Home]:
-    """The dtypes and sizes of what a call returns."""
+def _homes(outputs: Sequence[Output]) -> list[Home]:
     return [(o.spec.dtype, o.spec.shape) for o in outputs]
 
 

@@ -160,11 +160,12 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
             call.taken.add(kinds(scalars))
             return _append(stream, info, call, args, kwargs, tensors, scalars, [], out)
     if call is None and stream.nodes and not stream.shadowed and stream.device.has_memory:
-        if _is_of_another_length(stream, info, tensors):
-            give_up(stream, info)
+        # What these return need not be inferred: torch's compiler, which does that, takes a second to import.
+        if lengths.strays(stream, stream.expected(), (info, site.here()), tensors):
+            end_strayed(stream, info)
             return native.run_through(stream, info, args, kwargs, stream.backoff.code)
         if limits(stream.config) and not inference_is_loaded():
-            # As the first of another stream it is run, and nobody has to infer what it returns.
+            # As the first of another stream it is run.
             run.flush(stream, Reason("region.new", f"such a call of {info.op} has not come before"))
             return record(stream, info, args, kwargs)
     if call is None:
@@ -347,20 +348,12 @@ def _append(
         out = defer(stream, call, tensors, results, undo)
     stream.nodes.append(node)
     stream.went(known)
-    if known is step and stream.device.has_memory:
-        taken = [(v.geometry.dtype, v.geometry.size) for v in call.views]
-        stream.strayed = lengths.strays(stream, expected, (info, place), taken, lengths.homes_made(call.outputs))
+    is_new = known is step and stream.device.has_memory
+    stream.strayed = is_new and lengths.strays(stream, expected, (info, place), tensors, call.outputs)
     return out
 
 
-def _is_of_another_length(stream: Stream, info: OpInfo, tensors: list[Tensor]) -> bool:
-    """Whether a stream is to be given up before a call that is unlike any other. What it returns need not be inferred
-    then: torch's compiler, which does that, takes a second to import."""
-    taken = [(t.dtype, tuple(t.shape)) for t in tensors]
-    return lengths.strays(stream, stream.expected(), (info, site.here()), taken)
-
-
-def give_up(stream: Stream, info: OpInfo) -> None:
+def end_strayed(stream: Stream, info: OpInfo) -> None:
     """End a stream where a length comes that is new: nobody knows whether it will come again, and what follows, up to
     the next sync point, is not written down this time."""
     stream.strayed = True

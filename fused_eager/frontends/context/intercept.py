@@ -238,7 +238,7 @@ class FrontDoor(Bypass):
             if pending >= config.max_pending:
                 run.flush(stream, Reason("cut.full", f"{pending} ops"))
             elif stream.strayed:
-                record.give_up(stream, info)
+                record.end_strayed(stream, info)
         elif pending > before:
             inspecting.run_single(stream, info, args, kwargs, out)
         if seen_alone:  # its own context asks for more than torch alone; but nobody there sees that he reads a value
