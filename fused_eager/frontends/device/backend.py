@@ -14,7 +14,7 @@ import torch
 from ...devices.buffer import LOCK
 from ...devices.home import nbytes_of
 from . import random
-from .doors import CURRENT, DOORS, Door, is_forked, set_options
+from .doors import CURRENT, DOORS, Door, is_forked, meaning, set_options
 from .queues import SYNC, Event, Stream, current_stream, default_stream, index_of, set_stream, stream
 
 
@@ -54,13 +54,9 @@ def set_device(device: Any) -> None:
 @contextmanager
 def device(device: Any) -> Iterator[None]:
     """Mean this device in the body, where none is named; None and negative numbers leave it as it is."""
-    before = CURRENT[0]
-    if device is not None and not (isinstance(device, int) and device < 0):
-        CURRENT[0] = index_of(device)
-    try:
+    is_one = device is not None and not (isinstance(device, int) and device < 0)
+    with meaning(index_of(device) if is_one else None):
         yield
-    finally:
-        CURRENT[0] = before
 
 
 def device_of(obj: Any) -> Any:

@@ -10,7 +10,6 @@ and need none of this.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...executing.island import tell
 from ...log import site
-from .doors import CURRENT, door_of, is_on_device
+from .doors import door_of, is_on_device, meaning
+from .transfers import numbers_as_tensors
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -64,32 +64,16 @@ _ON_HOST = {
 }
 
 
-@contextmanager
-def _named_by(args: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """In the body, the current device is the one that an op is called on: such kernels make empty tensors of a kind
-    that names no number, for their guard in C++ has chosen it."""
-    door, before = door_of(args, kwargs), CURRENT[0]
-    if door is not None:
-        CURRENT[0] = door.device.index
-    try:
-        yield
-    finally:
-        CURRENT[0] = before
-
-
 def _like(op: OpOverload, key: DispatchKeySet) -> Kernel:
-    """The kernel that an op has under another key. Numbers where tensors are declared arrive as Python's."""
-    wants = [isinstance(a.type, torch.TensorType) for a in op._schema.arguments]
-
-    def enter(wanted: bool, value: Any) -> Any:
-        return torch.tensor(value) if wanted and isinstance(value, (bool, int, float, complex)) else value
-
+    """The kernel that an op has under another key."""
     writes = any(a.is_write for a in op._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        door = door_of(args, kwargs)
         try:
-            with _named_by(args, kwargs):
-                return op.redispatch(key, *map(enter, wants, args), **kwargs)
+            # Such kernels make empty tensors on a device without a number, for their guard in C++ has chosen it.
+            with meaning(None if door is None else door.device.index):
+                return op.redispatch(key, *numbers_as_tensors(op, args), **kwargs)
         except RuntimeError as error:
             # One for each device after all, further down: it was looked for before anything was computed.
             if writes or _NO_KERNEL not in str(error):

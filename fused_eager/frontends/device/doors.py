@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -226,6 +227,18 @@ def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
             return DOORS[a.get_device()]
     named = kwargs.get("device")
     return None if named is None else named_door(named)
+
+
+@contextmanager
+def meaning(index: int | None) -> Iterator[None]:
+    """In the body, this device is meant where none is named; None: the one that is meant already."""
+    before = CURRENT[0]
+    if index is not None:
+        CURRENT[0] = index
+    try:
+        yield
+    finally:
+        CURRENT[0] = before
 
 
 def named_door(device: Any) -> Door:

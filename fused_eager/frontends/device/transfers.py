@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,22 +129,26 @@ def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             return door.compute(info, args, kwargs)
     except NotRecorded as error:
         why = str(error)
-    as_tensors = _numbers_as_tensors(door, info.op, args)
-    if as_tensors is not None:
-        return recorded(door, info, as_tensors, kwargs)
+    if not torch._C._should_allow_numbers_as_tensors(info.op._schema.name.removeprefix("aten::")):
+        # Python may not call such an op with a number.
+        as_tensors = numbers_as_tensors(info.op, args, lambda number: to_device(door, torch.tensor(number)))
+        if any(made is not given for made, given in zip(as_tensors, args, strict=True)):
+            return recorded(door, info, as_tensors, kwargs)
     return island(door, info, args, kwargs, why)
 
 
-def _numbers_as_tensors(door: Door, op: OpOverload, args: Any) -> list[Any] | None:
-    """The arguments, where C++ has called an op with a number in place of a tensor (`eq.Tensor`), which arrives as
-    Python's, and with which Python may not call that op. None where it is another call."""
-    if torch._C._should_allow_numbers_as_tensors(op._schema.name.removeprefix("aten::")):
-        return None
-    wanted = [isinstance(a.type, torch.TensorType) for a in op._schema.arguments]
-    found = [want and isinstance(a, (bool, int, float, complex)) for want, a in zip(wanted, args, strict=False)]
-    if not any(found):
-        return None
-    return [to_device(door, torch.tensor(a)) if is_number else a for is_number, a in zip(found, args, strict=True)]
+def numbers_as_tensors(op: OpOverload, args: Any, make: Callable[[Any], Tensor] = torch.tensor) -> list[Any]:
+    """An op's arguments, with what `make` makes of each number in place of a tensor: so C++ may call an op
+    (`eq.Tensor`), and the number arrives as Python's."""
+    return [
+        make(a) if wants and isinstance(a, (bool, int, float, complex)) else a
+        for wants, a in zip(_wants_tensors(op), args, strict=False)
+    ]
+
+
+@functools.cache
+def _wants_tensors(op: OpOverload) -> tuple[bool, ...]:
+    return tuple([isinstance(a.type, torch.TensorType) for a in op._schema.arguments])
 
 
 def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str) -> Any:
