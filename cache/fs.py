@@ -13,8 +13,10 @@ from fused_eager.cache.store import NAME, Stat, Store, StoreError, checked
 
 # object stores: a PUT is atomic and folders do not exist; everywhere else bytes go to a temporary name first
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
-# where `pipe_file(mode="create")` is one atomic request (If-None-Match and its like)
-_EXCLUSIVE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory", "file", "local"})
+# where a file can be made only if there is none, in one step: by a request that says so (If-None-Match and its like),
+# or by the system's own exclusive creation, for which fsspec's `pipe_file(mode="create")` looks first and writes then
+_LOCAL = frozenset({"file", "local"})
+_EXCLUSIVE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"}) | _LOCAL
 
 
 class FsspecStore(Store):
@@ -44,6 +46,7 @@ class FsspecStore(Store):
         self._open()
         self._objects = bool(_OBJECTS & self._protocols)
         self._exclusive = bool(_EXCLUSIVE & self._protocols)
+        self._is_local = bool(_LOCAL & self._protocols)
 
     def get(self, name: str, limit: int) -> bytes | None:
         path = self._path(name)
@@ -122,7 +125,11 @@ class FsspecStore(Store):
             if not self._objects:
                 self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             try:
-                self._fs.pipe_file(path, data, mode="create")
+                if self._is_local:
+                    with self._fs.open(path, "xb") as file:
+                        file.write(data)
+                else:
+                    self._fs.pipe_file(path, data, mode="create")
             except FileExistsError:
                 return False
         return True
