@@ -53,6 +53,16 @@ def _share_batch(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))  # type: ignore[return-value]
 
 
+def _scale(largest: jax.Array) -> jax.Array:
+    """2^-8 where a number is so large that its reciprocal, with which LAPACK divides, would be flushed; else 1."""
+    limit = 2.0 ** (int(jnp.finfo(largest.dtype).maxexp) - 8)
+    return jnp.where(largest > limit, np.asarray(2.0**-8, largest.dtype), np.asarray(1, largest.dtype))
+
+
+def _magnitude(a: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.abs(a.real), jnp.abs(a.imag)) if jnp.iscomplexobj(a) else jnp.abs(a)
+
+
 def _triangular(
     a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unit: bool = False, transpose: bool = False,
     conjugate: bool = False,
@@ -61,6 +71,12 @@ def _triangular(
     a, b = _share_batch(a, b)
     if 0 in b.shape:
         return b
+    if not unit:
+        # Equations, each with its own side of the diagonal, are multiplied by what changes no solution.
+        scale = _scale(_magnitude(jnp.diagonal(a, axis1=-2, axis2=-1)))
+        by_rows, by_columns = scale[..., :, None], scale[..., None, :]
+        a = a * (by_rows if left != transpose else by_columns)
+        b = b * (by_rows if left else by_columns)
     return linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, transpose_a=transpose, conjugate_a=conjugate, unit_diagonal=unit
     )
@@ -219,7 +235,10 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     if 0 in a.shape:
         rows = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (*batch, m))
         return a, jnp.zeros((*batch, k), jnp.int32), jnp.zeros(batch, jnp.int32), rows
-    lu, pivots, permutation = linalg.lu(a)
+    # What a column is multiplied by is in U alone.
+    scale = _scale(_magnitude(a).max(-2, keepdims=True))
+    lu, pivots, permutation = linalg.lu(a * scale)
+    lu = jnp.where(jnp.triu(jnp.ones((m, n), bool)), lu / scale, lu)
     zero = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
     info = jnp.where(zero.any(-1), jnp.argmax(zero, -1).astype(jnp.int32) + 1, 0)
     return _spoiled(lu, _is_finite(a)), pivots + 1, info, permutation
