@@ -26,7 +26,7 @@ from .axes import (
     upcast,
 )
 from .elementwise import convert, isnan, kind, need, where
-from .lowering import Context
+from .lowering import Context, as_range
 from .precision import accumulator
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE
@@ -291,7 +291,9 @@ def histc(cx: Context, self: Any, bins: int = 100, min: float = 0, max: float = 
         if x.size:
             low, high = extreme(x, (0,), False), extreme(x, (0,), True)
             broken = ~(lax.is_finite(low) & lax.is_finite(high))
-            cx.check(broken, "RuntimeError", "torch.histc: range of the input is not finite")
+            # ATen looks for them from the largest number down and from the lowest up, and passes over infinities.
+            ends = lax.min(low, np.finfo(x.dtype).max), lax.max(high, np.finfo(x.dtype).min)
+            cx.check(broken, "RuntimeError", "torch.histc: range of {range} is not finite", as_range(*ends))
         low, high = where(low == high, low - 1, low), where(low == high, high + 1, high)
     else:
         low, high = np.asarray(min, x.dtype), np.asarray(max, x.dtype)

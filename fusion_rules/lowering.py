@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,13 +35,31 @@ class Check:
     """A condition that only values reveal. `bad` is a 0-d bool array; `value` the offending number, if there is one.
 
     `error` is the name of eager's exception type (in `EXCEPTIONS`), `message` its text with `{value}` where eager
-    prints the number.
+    prints the number, or `{range}` for the two that `as_range` has made one of.
     """
 
     bad: jax.Array
     value: jax.Array
     error: str
     message: str
+
+
+def as_range(low: jax.Array, high: jax.Array) -> jax.Array:
+    """The two ends of a range as the one number of a check, in float32: eager prints six digits of them."""
+    first, second = (
+        jax.lax.bitcast_convert_type(x.astype(np.float32), jnp.int32).astype(jnp.int64) for x in (low, high)
+    )
+    return (first << 32) | (second & 0xFFFFFFFF)
+
+
+def text_of(message: str, value: int) -> str:
+    """The text of a check that has failed for a number."""
+    if "{range}" in message:
+        low, high = struct.unpack("<ff", struct.pack("<q", value))[::-1]
+        # As C++ prints them; ATen's kernel makes the NaN that processors make, whose sign is set.
+        shown = ["-nan" if math.isnan(x) else f"{x:g}" for x in (low, high)]
+        message = message.replace("{range}", f"[{', '.join(shown)}]")
+    return message.replace("{value}", str(value))
 
 
 @dataclass(frozen=True, slots=True)

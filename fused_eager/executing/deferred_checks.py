@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fused_eager.fusion_rules.deferred import jax
-from fused_eager.fusion_rules.lowering import EXCEPTIONS
+from fused_eager.fusion_rules.lowering import EXCEPTIONS, text_of
 
 from ..compiling.compile import RunCheck
 from ..devices.buffer import LOCK, Buffer
@@ -138,7 +138,7 @@ def check() -> None:
 
 def _error(node: Node, check: RunCheck, value: int) -> Exception:
     kind = EXCEPTIONS[check.error]
-    return kind(f"{check.message.replace('{value}', str(value))} (raised by {node.op} at {describe(node.place)})")
+    return kind(f"{text_of(check.message, value)} (raised by {node.op} at {describe(node.place)})")
 
 
 def _taint(runs: list[Run], index: int, error: Exception) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fused_eager.fusion_rules.lowering import leaves
+from fused_eager.fusion_rules.lowering import leaves, text_of
 from torch._ops import OpOverload
 
 from .harness import Awaited, Results, entered, results_of, to_torch, traced
@@ -39,7 +39,7 @@ def _outcome(a: Awaited, found: Results | Exception) -> Outcome:
     results, outcomes = found
     for check, (bad, value) in zip(a.checks, outcomes, strict=True):
         if bad:
-            return check.error, check.message.format(value=int(value))
+            return check.error, text_of(check.message, int(value))
     return [to_torch(r, t) for r, t in zip(results, a.wanted, strict=True)]
 
 
