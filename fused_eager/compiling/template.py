@@ -172,7 +172,10 @@ class Template:
         count, found = self.rows_of(homes).count, []
         for region, shared in zip(self.plan.regions, self.executables, strict=True):
             outputs = [homes[v] for v in region.outputs]
-            found.append(shared and replace(shared, call=functools.partial(shared.call, count, outputs)))
+            if shared is not None:
+                needs = shared.needs + sum(nbytes_of(home) for home in outputs)
+                shared = replace(shared, call=functools.partial(shared.call, count, outputs), needs=needs)
+            found.append(shared)
         return tuple(found)
 
     def is_worth(self, work: Work) -> bool:

@@ -60,6 +60,7 @@ class Launch:
     tokens: list[jax.Array] = field(default_factory=list)
     reading: dict[int, torch.UntypedStorage | None] = field(default_factory=dict)
     numbers: list[np.ndarray] = field(default_factory=list)  # hoisted ones, whose memory it reads as well
+    large: list[tuple[jax.Array, int]] = field(default_factory=list)  # tokens of regions that take much memory, and it
 
     def is_done(self) -> bool:
         """Whether everything has finished."""
@@ -88,6 +89,11 @@ class DeferredChecks:
     def is_empty(self) -> bool:
         """Whether there is nothing to wait for, to look at, or to tell."""
         return not (self.launches or self.runs or self.owed)
+
+    def under_way(self) -> int:
+        """The bytes that large regions take which may still be running: they have been started, and XLA takes the
+        memory when their turn comes."""
+        return sum(needs for launch in self.launches for token, needs in launch.large if not token.is_ready())
 
     def is_reading(self, cdata: int) -> bool:
         """Whether a launch that may still be running reads the native storage at this address."""

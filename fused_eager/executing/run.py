@@ -102,8 +102,17 @@ class Execution:
             raise self.error
 
     def _is_too_large(self, region: Region, executable: Executable) -> bool:
-        """Whether a region needs more memory at once than there is, so that ATen is to run it, op by op."""
-        there = self.device.housekeeping.lacks(executable.needs)
+        """Whether a region needs more memory at once than there is, so that ATen is to run it, op by op.
+
+        What others take that are under way counts; where that is too much together, they are waited for.
+        """
+        if executable.needs < LARGE:
+            return False
+        lacks = self.device.housekeeping.lacks
+        before = DEFERRED.under_way()
+        if before and lacks(executable.needs + before) is not None:
+            wait()
+        there = lacks(executable.needs)
         if there is None:
             return False
         needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
@@ -126,6 +135,8 @@ class Execution:
         if kept is not None:
             outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)
+        if executable.needs >= LARGE:
+            self.launch.large.append((flags, executable.needs))
         if executable.checks:
             self.run.flags.append((region, flags, executable.checks))
         # Last, and what tells that the region is done: an interrupt before it finds the region to be run.
@@ -154,6 +165,7 @@ def is_needed(b: Buffer) -> bool:
 
 
 READ_CODES = frozenset({"sync.value", "sync.shape", "sync.memory"})  # the program has read a value: most loops go on so
+LARGE = 16 << 20  # bytes of a region that count where memory is short; all smaller ones together are little
 UNVERIFIED = 8  # runs whose checks may be open: each keeps what it would take to undo it
 
 

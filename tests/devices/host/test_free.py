@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fused_eager import fused_eager
+from fused_eager import fused_eager, sync
 from fused_eager.devices.host import free
 from fused_eager.errors import IslandRefused
-from tests.streams import events
+from fused_eager.executing import deferred_checks, run
+from fused_eager.tracing import trace
+from tests.streams import all_lengths_large, events, flush_now
 
 
 def test_the_least_of_what_is_left_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +38,7 @@ def test_the_least_of_what_is_left_counts(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free, "ASKED", 1 << 10)
+    monkeypatch.setattr(run, "LARGE", 1 << 10)
     monkeypatch.setattr(free, "free", lambda: 1 << 12)
 
 
@@ -63,6 +66,51 @@ def test_a_warm_process_knows_it_as_well(full: None, tmp_path: Path) -> None:
     with events("island", "cache-load") as seen, fused_eager(cache="", cache_dir=str(tmp_path), cache_bytes=1 << 30):
         program().sum().item()
     assert {e.kind for e in seen} == {"island", "cache-load"}
+
+
+class Token:
+    """That of a region that runs until it is waited for."""
+
+    ready = False
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def block_until_ready(self) -> None:
+        self.ready = True
+
+
+@pytest.mark.parametrize("mode", ["fused", "strict"])
+@pytest.mark.parametrize(("room", "waits"), [(80 << 20, True), (200 << 20, False)])
+def test_what_is_under_way_counts(room: int, waits: bool, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA takes the memory of a region when its turn comes: what is free as the next one is started does not tell."""
+    monkeypatch.setattr(free, "ASKED", 1 << 20)
+    monkeypatch.setattr(free, "free", lambda: room)
+    token, x = Token(), torch.rand(2048, 2048)
+    expected = (x * 2).exp()
+    launch = deferred_checks.Launch([token], large=[(token, 64 << 20)])  # type: ignore[list-item]
+    with events("island") as seen, fused_eager(mode=mode):
+        run.DEFERRED.launches.append(launch)
+        assert run.DEFERRED.under_way() == 64 << 20
+        y = (x * 2).exp()
+        flush_now()
+        assert token.ready is waits
+        run.wait()
+        torch.testing.assert_close(y, expected)
+    assert not seen and run.DEFERRED.under_way() == 0
+
+
+def test_blocks_of_rows_count_what_all_of_them_return() -> None:
+    with all_lengths_large(), events("lengths") as seen:
+        for rows in (1000, 1100, 1200, 1300):
+            with fused_eager():
+                y = (torch.ones(rows, 8) * 2).tanh() + 1
+                sync()
+            torch.testing.assert_close(y, torch.full((rows, 8), 1.9640276))
+        made = [r for step in trace.MEMORY.steps() for r in step.ready.values() if getattr(r, "varies", False)]
+        sizes = {e.needs for r in made for e in r.executables if e is not None}
+    assert [e.data["why"] for e in seen] == [""] and sizes
+    assert all(size >= 1100 * 8 * 4 for size in sizes)
 
 
 def test_who_refuses_islands_is_told(full: None) -> None:
