@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,8 +21,9 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .. import xla
 from ..bounded import Bounded
 from ..devices.device import Device
-from ..devices.home import Home
+from ..devices.home import Home, nbytes_of
 from ..devices.host.device import HOST
+from ..errors import ValidationError
 from ..log.events import LOG
 from ..planning.room import wanted
 from ..progress import waiting
@@ -39,6 +40,8 @@ from .executable import (
     direct,
     get_ready,
     made_in_subprocess,
+    misfit,
+    nbytes_returned,
     needs,
     settle,
 )
@@ -172,9 +175,24 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
+    _as_promised(lowered, [homes[v] for v in region.outputs], len(function.checks))
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     return Lowering(lowered, checks, scratch, blocks)
+
+
+def _as_promised(lowered: jax.stages.Lowered, outputs: Sequence[Home], rows: int) -> None:
+    """What is called afterwards is looked at no more: results are taken for arrays of the dtypes and shapes of their
+    homes, whatever bytes come.
+
+    Raises:
+        ValidationError: a function returns other arrays than its region.
+    """
+    promised = [(JAX_DTYPE[dtype], shape) for dtype, shape in outputs]
+    promised.append((np.dtype("int64"), (max(rows, 1), 2)))
+    made = [(np.dtype(out.dtype), tuple(out.shape)) for out in jax.tree_util.tree_leaves(lowered.out_info)]
+    if made != promised:
+        raise ValidationError(f"lowering: a function returns {made}, and its region {promised}")
 
 
 def _of_bucket(function: Any, computation: Computation, bounds: bool) -> Any:
@@ -218,6 +236,11 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
         loaded, portable, beside = _compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
+    takes = computation.taken + sum(nbytes_of(home) for home in made.scratch)
+    with lowering_for(device.xla.platform):
+        wrong = misfit(loaded, takes, nbytes_returned(outputs, len(made.checks)))
+    if wrong:
+        raise ValidationError(f"compiling: of {computation.name}, {wrong}")
     call = direct(loaded, outputs, len(made.checks), device, made.scratch)
     executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded))
     return Made(executable, made.lowered, portable, tracing, made.blocks, beside)

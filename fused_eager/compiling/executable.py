@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from fused_eager.fusion_rules import lapack
 from fused_eager.fusion_rules.deferred import jax, xla_client
-from fused_eager.fusion_rules.platforms import variants
+from fused_eager.fusion_rules.platforms import lowering_for, variants
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ..devices.device import Device
-from ..devices.home import Home
+from ..devices.home import Home, nbytes_of
 from ..xla import assigned, device, enable_x64
 
 FORMAT = 1  # of the blobs; part of every key
@@ -154,6 +155,23 @@ def needs(loaded: Any) -> int:
         return 0
 
 
+@variants
+def misfit(loaded: Any, takes: int, returns: int) -> str:
+    """In what a loaded executable is another than one that takes and returns so many bytes, in words; "" where it is
+    none, or XLA does not say."""
+    return ""
+
+
+def nbytes_returned(outputs: Sequence[Home], rows: int) -> int:
+    """The bytes that an executable returns: `outputs` and `rows` rows of flags, and where there are several results the
+    address of each."""
+    flags: Home = torch.int64, (max(rows, 1), 2)
+    return sum(map(nbytes_of, (*outputs, flags))) + (_ADDRESS * (len(outputs) + 1) if outputs else 0)
+
+
+_ADDRESS = np.dtype(np.uintp).itemsize
+
+
 @functools.cache
 def _unchecked() -> dict[str, bool]:
     """What keeps jaxlib from looking at the shape of each result, until 0.11: later ones do not look."""
@@ -257,12 +275,19 @@ def _text(**about: Any) -> bytes:
 
 
 def from_blobs(
-    blobs: Mapping[str, bytes], outputs: Sequence[Home], name: str, of: Device, scratch: Sequence[Home] = ()
+    blobs: Mapping[str, bytes],
+    outputs: Sequence[Home],
+    name: str,
+    of: Device,
+    scratch: Sequence[Home] = (),
+    takes: int | None = None,
 ) -> Executable | Failure:
     """What the verified blobs of a cache entry hold, to be run on the device `of`. Neither traces nor lowers.
 
+    `takes` are the bytes of its arguments, where they are known.
+
     Raises:
-        Unloadable: nothing that this process can run.
+        Unloadable: nothing that this process can run, or none that takes and returns so much.
     """
     try:
         about = json.loads(blobs["about"])
@@ -272,6 +297,11 @@ def from_blobs(
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
         loaded = Portable(blobs["executable"], tuple(about["families"])).load(of.xla)
+        if takes is not None:
+            with lowering_for(of.xla.platform):
+                wrong = misfit(loaded, takes, nbytes_returned(outputs, len(checks)))
+            if wrong:
+                raise Unloadable(wrong)
         call = direct(loaded, outputs, len(checks), of, scratch)
         return Executable(call, checks, float(about["seconds"]), name, needs=needs(loaded))
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:

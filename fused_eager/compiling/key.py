@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..devices.home import Home
+from ..devices.home import Home, nbytes_of
 from ..log.site import describe
 from ..planning.plan import Region
 from ..tracing.stream import Node
+
+_NUMBER = 8  # bytes of a hoisted one: float64 or int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Computation:
         """The types of the numbers that it is called with, in order."""
         found = [type(s) for node in self.chosen for s in node.scalars]
         return [*found, int] if self.smaller else found
+
+    @property
+    def taken(self) -> int:
+        """The bytes that it is called with: of its inputs and its numbers."""
+        return sum(nbytes_of(self.homes[v]) for v in self.region.inputs) + _NUMBER * len(self.kinds)
 
     @property
     def chosen(self) -> list[Node]:

@@ -24,6 +24,7 @@ from ..compiling.compile import Computation, Executable, load_or_compile
 from ..compiling.ready import Ready
 from ..config import Config
 from ..devices.home import Home
+from ..errors import ValidationError
 from ..log.events import LOG
 from ..log.reasons import Reason
 from ..log.site import describe
@@ -327,11 +328,16 @@ def _executable(work: Work, region: Region) -> Executable | None:
     """The executable of a region; None if ATen runs it, which is also what becomes of one that XLA cannot compile."""
     if region.how != "xla":
         return None
+    computation = Computation(work.nodes, region, work.homes)
+    if work.config.validates:
+        validate.keyed(computation)
     try:
-        return load_or_compile(Computation(work.nodes, region, work.homes), settings(work.config, work.device))
+        return load_or_compile(computation, settings(work.config, work.device))
     except NodeFailed:
         raise
     except Exception as error:
+        if isinstance(error, ValidationError) and work.config.validates:
+            raise
         place = describe(work.nodes[region.nodes[0]].place)
         LOG.emit("compile-failed", ops=len(region.nodes), error=f"{type(error).__name__}: {error}", site=str(place))
         return None

@@ -59,6 +59,7 @@ class Execution:
         self.homes = homes_of_values(stream) if self.verified or self.validates else {}
         if self.validates:
             validate.bound(assigned, self.homes)
+            validate.read(stream)
         DEFERRED.serial += 1
         self.launch = DEFERRED.launch()
         origins = {i.vid: i.origin for i in stream.inputs if not isinstance(i, NativeInput) and i.origin is not None}
@@ -128,10 +129,12 @@ class Execution:
         if any(args[p].is_deleted() for p in region.donated):
             raise RuntimeError("an interrupt came between a region's start and its results, which are lost")
         vectors = numbers(self.nodes, region, self.launch.numbers, self.device)
+        if self.validates:
+            validate.given(region, self.nodes, self.homes, args)
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         outputs, flags = executable.call(*args, *vectors)
         if self.validates:
-            validate.computed(region, self.nodes, self.homes, outputs)
+            validate.computed(region, self.nodes, self.homes, outputs, flags, executable.checks)
         if kept is not None:
             outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)
@@ -304,6 +307,8 @@ def _finish(stream: Stream) -> None:
 
 def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
     run = execution.run
+    if execution.validates:
+        validate.assigned(pairs, execution.values)
     for b, vid in pairs:
         run.assigned.append((b, vid, b.previous, b.origin))
         b.array = as_array(execution.values[vid], execution.device)

@@ -1,24 +1,44 @@
 """Validating what each stage hands to the next, where the options ask for it (`validate`; modes debug and strict).
 
-One small function for each stage; that of `planning.plan` is beside it. What they find is a defect of the library and
-never of the program: it is told with the stage, the op and the line before anything wrong is computed or bound.
+What they find is a defect of the library and never of the program: it is told with the stage, the op and the line
+before anything wrong is computed or bound.
+
+| stage | what checks it |
+|---|---|
+| shape inference | `tracing.infer.rehearse`, in every mode: ATen runs small or unusual calls on zeros |
+| recording | `recorded`, as a stream is planned |
+| recording, following | `read`, each time that a stream is run: what it reads is what its nodes were made for |
+| planning | `planning.plan.validate` |
+| keys | `keyed`: the two levels of a key agree on what is another region, and a key can be turned back |
+| lowering | `fusion_rules.lowering.conform` for each op, `compiling.compile` for a region's function, in every mode |
+| compiling, entries of the cache | `compiling.executable.misfit` in every mode: bytes taken and returned; `loaded` |
+| running | `given` and `computed`; `executing.island.to_home` in every mode for what ATen returns |
+| binding | `bound` before anything runs, `assigned` after |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from fused_eager.cache import Unencodable
+from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from ..devices.home import Home
+from ..bounded import Bounded
+from ..compiling import canonical
+from ..compiling.key import Computation, identity
+from ..devices.home import Home, nbytes_of
 from ..errors import ValidationError
 from ..log.site import describe
 from ..planning.plan import Plan, Region
-from ..tracing.stream import Hole, Node, Ref
+from ..tracing.stream import Hole, NativeInput, Node, Ref, Stream, Use, starts
 
 if TYPE_CHECKING:
     from ..compiling.executable import Executable
@@ -29,8 +49,8 @@ def recorded(nodes: Sequence[Node], homes: Mapping[int, Home]) -> None:
     """Check what recording hands to planning.
 
     Raises:
-        ValidationError: a node reads what is not there yet, makes a value twice or another one than it says, or its
-            arguments do not fit its reads and numbers.
+        ValidationError: a node reads what is not there yet, or beyond its end, makes a value twice or another one than
+            it says, or its arguments do not fit its reads and numbers.
     """
     made = {r.vid for n in nodes for r in n.results}
     there = set(homes) - made
@@ -52,7 +72,79 @@ def recorded(nodes: Sequence[Node], homes: Mapping[int, Home]) -> None:
                 fail(f"names operand {leaf.index}, and has {len(node.uses)}")
             if isinstance(leaf, Hole) and leaf.index >= len(node.scalars):
                 fail(f"names number {leaf.index}, and has {len(node.scalars)}")
+        if beyond := [u.vid for u in node.uses if not _reads_inside(node, u, homes[u.vid])]:
+            fail(f"reads beyond the end of values {beyond}")
+        if unbased := [r.base for r in node.results if r.base is not None and r.base not in there]:
+            fail(f"writes into values {unbased}, which are not there yet")
+        for r, at in zip(node.results, starts(node), strict=True):
+            begin = 0 if at is None else int(node.scalars[at])
+            if not 0 <= begin + _end(r.geometry) <= _length(r.home, r.geometry.dtype):
+                fail(f"makes value {r.vid} beyond the end of its home {r.home}")
         there.update(r.vid for r in node.results)
+
+
+def _end(g: Geometry) -> int:
+    """One more than the last element that a view reaches."""
+    return 0 if 0 in g.size else g.offset + 1 + sum((n - 1) * st for n, st in zip(g.size, g.stride, strict=True))
+
+
+def _length(home: Home, dtype: torch.dtype) -> int:
+    return nbytes_of(home) // dtype.itemsize
+
+
+def _reads_inside(node: Node, use: Use, home: Home) -> bool:
+    length = _length(home, use.geometry.dtype)
+    if use.start is None:
+        return use.geometry.offset >= 0 and _end(use.geometry) <= length
+    begin = node.scalars[use.start] if use.start < len(node.scalars) else -1
+    return _end(use.geometry) <= use.extent and 0 <= begin <= length - use.extent
+
+
+def read(stream: Stream) -> None:
+    """Check the memory that a stream reads, whoever has recorded or followed it.
+
+    Raises:
+        ValidationError: it is not what its nodes were made for.
+    """
+    for item in stream.inputs:
+        if isinstance(item, NativeInput):
+            has, needed = item.storage.nbytes(), item.offset + nbytes_of(item.home)
+            if item.offset < 0 or needed > has:
+                raise ValidationError(f"recording: value {item.vid} is {needed} bytes of a storage that has {has}")
+        elif item.array is not None and _is_other(item.array, item.home):
+            found = item.array.dtype, item.array.shape
+            raise ValidationError(f"recording: value {item.vid} is taken for {item.home}, and is {found}")
+
+
+def _is_other(value: Any, home: Home) -> bool:
+    """Whether a value of an execution, an array or a tensor, has another dtype or shape than its home."""
+    dtype, shape = home
+    return value.dtype != (dtype if isinstance(value, torch.Tensor) else JAX_DTYPE[dtype]) or value.shape != shape
+
+
+_REGIONS: Bounded[Hashable, str] = Bounded(4096)  # by the key of this process, digests of what other processes call it
+
+
+def keyed(computation: Computation) -> None:
+    """Check the key of a region, whose two levels are made apart from one another.
+
+    Raises:
+        ValidationError: what other processes know it by cannot be turned back into it, or tells it from another region
+            that has the same key in this process.
+    """
+    try:
+        parts = canonical.to_parts(computation)
+    except Unencodable:
+        return
+    try:
+        back = canonical.to_parts(canonical.to_computation(parts))
+    except (ValueError, LookupError) as error:
+        raise ValidationError(f"keys: that of {computation.name} cannot be turned back: {error}") from error
+    if back != parts:
+        raise ValidationError(f"keys: that of {computation.name} stands for another region as well")
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    if _REGIONS.setdefault(identity(computation, ()), digest) != digest:
+        raise ValidationError(f"keys: {computation.name} has the key of another region in this process")
 
 
 def loaded(plan: Plan, executables: Sequence[Executable | None], nodes: Sequence[Node]) -> None:
@@ -70,12 +162,33 @@ def loaded(plan: Plan, executables: Sequence[Executable | None], nodes: Sequence
             raise ValidationError(f"compiling: region {g} ({_where(nodes, region)}) has checks of nodes {wrong}")
 
 
-def computed(region: Region, nodes: Sequence[Node], homes: Mapping[int, Home], outputs: Sequence[Any]) -> None:
+def given(region: Region, nodes: Sequence[Node], homes: Mapping[int, Home], arrays: Sequence[Any]) -> None:
+    """Check what an executable is about to be called with: it looks at the number and the sizes alone.
+
+    Raises:
+        ValidationError: a value of another dtype or shape than the region was compiled for.
+    """
+    for vid, array in zip(region.inputs, arrays, strict=True):
+        if _is_other(array, homes[vid]):
+            what = f"value {vid} as {array.dtype}{tuple(array.shape)}, and not as {homes[vid]}"
+            raise ValidationError(f"running: {_where(nodes, region)} are given {what}")
+
+
+def computed(
+    region: Region,
+    nodes: Sequence[Node],
+    homes: Mapping[int, Home],
+    outputs: Sequence[Any],
+    flags: Any,
+    checks: Sequence[Any],
+) -> None:
     """Check what an executable has returned, before anybody gets it. Waits for nothing.
 
     Raises:
         ValidationError: too few or too many, or of another dtype or shape than was promised.
     """
+    if tuple(flags.shape) != (max(len(checks), 1), 2):
+        raise ValidationError(f"running: flags {flags.shape} for {len(checks)} checks of {_where(nodes, region)}")
     if len(outputs) != len(region.outputs):
         raise ValidationError(
             f"running: {len(outputs)} outputs for {len(region.outputs)} values of {_where(nodes, region)}"
@@ -99,6 +212,18 @@ def bound(pairs: Sequence[tuple[Buffer, int]], homes: Mapping[int, Home]) -> Non
         if homes.get(vid) != b.home:
             has = homes.get(vid, "nothing")
             raise ValidationError(f"binding: a storage waits for {b.home}, and value {vid} is {has}")
+
+
+def assigned(pairs: Sequence[tuple[Buffer, int]], values: Mapping[int, Any]) -> None:
+    """Check the values that storages are about to receive.
+
+    Raises:
+        ValidationError: one of another dtype or shape than the storage's.
+    """
+    for b, vid in pairs:
+        if vid in values and b.home is not None and _is_other(values[vid], b.home):
+            found = values[vid].dtype, tuple(values[vid].shape)
+            raise ValidationError(f"binding: a storage waits for {b.home}, and receives {found}")
 
 
 def _where(nodes: Sequence[Node], region: Region) -> str:

@@ -315,6 +315,10 @@ def validate(
     missing = (live & made) - set(maker)
     if missing:
         raise ValidationError(f"values {sorted(missing)} are live, but no region hands them out")
+    for g, drops in enumerate(plan.drops):
+        needed = live.union(*(later.inputs for later in plan.regions[g + 1 :]))
+        if early := sorted(needed & set(drops)):
+            raise ValidationError(f"values {early} are dropped after region {g}, and needed later")
     for g, r in enumerate(plan.regions):
         if len(r.donated) > len(r.outputs):
             raise ValidationError(f"region {g} donates {len(r.donated)} inputs for {len(r.outputs)} outputs")

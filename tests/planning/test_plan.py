@@ -228,6 +228,15 @@ def test_the_validator_refuses(name: str) -> None:
         validate(Plan(tuple(regions), tuple(() for _ in regions)), nodes, frozenset(live))
 
 
+def test_the_validator_refuses_that_a_value_is_dropped_too_early() -> None:
+    regions = (region([0], [0], [1]), region([1], [0, 1], [2]))
+    nodes = [node(1, [0]), node(2, [0, 1])]
+    validate(Plan(regions, ((), (0, 1))), nodes, frozenset([2]))
+    for drops in (((0,), (1,)), ((1,), (0,)), ((), (0, 1, 2))):
+        with pytest.raises(ValidationError, match="dropped after region"):
+            validate(Plan(regions, drops), nodes, frozenset([2]))
+
+
 def test_the_validator_leaves_nothing_to_the_garbage_collector() -> None:
     regions = (region([0], [0], [1]), region([1], [1], [2]))
     plan = Plan(regions, ((), ()))
