@@ -249,10 +249,10 @@ def widened(
             return x.detach().to(_WIDE[x.dtype]).requires_grad_(x.requires_grad)
         return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
-    return program_of(case, _changed(sample, widen), narrow_seed)
+    return program_of(case, changed(sample, widen), narrow_seed)
 
 
-def _changed(sample: SampleInput, change: Callable[[Any], Any]) -> SampleInput:
+def changed(sample: SampleInput, change: Callable[[Any], Any]) -> SampleInput:
     other = copy.copy(sample)
     other.input, other.args, other.kwargs = tree_map(change, (sample.input, tuple(sample.args), dict(sample.kwargs)))
     return other
@@ -273,21 +273,30 @@ def is_as_good(
     if case.dtype not in _WIDE:
         return False
 
-    def nudge(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dtype in _WIDE and x.layout is torch.strided:
-            signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
-            moved = x.detach() * (1 + signs * torch.finfo(x.dtype).eps / 2)
-            return moved.to(x.dtype).requires_grad_(x.requires_grad)
-        return x
-
     truth, generator = outcome(widened(case, sample, seed), None), torch.Generator().manual_seed(0)
     if isinstance(truth, Exception):
         return False
     if as_near(want, got, truth):
         return True
-    moved = (outcome(program_of(case, _changed(sample, nudge), seed), None) for _ in range(NUDGES))
-    nudged = [each for each in moved if not isinstance(each, Exception)]
-    return as_near(want, got, truth, nudged=nudged)
+    moved = (outcome(program_of(case, nudged(sample, generator), seed), None) for _ in range(NUDGES))
+    return as_near(want, got, truth, nudged=[each for each in moved if not isinstance(each, Exception)])
+
+
+def nudged(sample: SampleInput, generator: torch.Generator) -> SampleInput:
+    """A sample whose numbers are other ones in the last place, or in float64 in the last two digits."""
+
+    def nudge(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and is_float(x) and x.layout is torch.strided:
+            eps = torch.finfo(x.dtype).eps
+            if x.dtype in _WIDE:
+                signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+                moved = x.detach() * (1 + signs * eps / 2)
+            else:  # so far that what happens to be equal is equal no more
+                moved = x.detach() * (1 + torch.randint(-64, 65, x.shape, generator=generator).double() * eps)
+            return moved.to(x.dtype).requires_grad_(x.requires_grad)
+        return x
+
+    return changed(sample, nudge)
 
 
 def middle(samples: Iterator[SampleInput]) -> list[tuple[int, SampleInput]]:

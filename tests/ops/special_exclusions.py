@@ -45,7 +45,8 @@ TRANSFORMS = (
 )
 # What adds, or takes the minimum of, what may be nothing but zeros.
 SUMS = (
-    "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "lu_unpack", "lu",
+    "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "scatter_reduce",
+    "lu_unpack", "lu", "nn.functional.grid_sample",
     "linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "nn.functional.rms_norm", "nn.functional.bilinear",
     "block_diag", "nn.functional.adaptive_max_pool1d", "nn.functional.adaptive_max_pool3d", "bmm", "native_batch_norm",
     "addbmm", "baddbmm", "msort", "trace", "nn.functional.batch_norm", "tanh",
@@ -256,7 +257,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("complex64",),
     ),
     Accepted(
-        ("nn.functional.rms_norm", "stft", "istft", "geqrf", "qr", "linalg.qr"),
+        ("nn.functional.rms_norm", "geqrf", "qr", "linalg.qr", *TRANSFORMS),
         ("overflows", "makes NaN"),
         ("largest", "lowest"),
         "squares and transforms of the largest numbers overflow in one order of the sums and not in the other",

@@ -1,7 +1,9 @@
 """Samples of torch's op corpus with special values in place of their numbers, and what must then be as in eager.
 
-A *pattern* fills every float tensor of a sample. Shapes stay, so all patterns of a sample run what was compiled for the
-first.
+A *pattern* fills every float tensor of a sample, or every one of its dtype if that is one of whole numbers. Shapes
+stay, so all patterns of a sample run what was compiled for the first.
+
+`python -m tests.ops.special_sweep --dtypes float64` runs them, and counts what differs and what accepts it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,19 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .corpus import OPS, Case, begin_anew, broken_row, is_as_good, program_of, summary, tolerances, widened
+from .corpus import (
+    OPS,
+    Case,
+    begin_anew,
+    broken_row,
+    changed,
+    is_as_good,
+    nudged,
+    program_of,
+    summary,
+    tolerances,
+    widened,
+)
 from .exclusions import UNWRITTEN
 from .outcomes import difference, is_float, outcome, short
 from .special_exclusions import ACCEPTED, Accepted
@@ -92,19 +106,57 @@ PATTERNS: dict[str, Fill] = {
     "one element": lambda t, k: t[(slice(0, 1),) * t.ndim],
     "no elements": lambda t, k: t[(slice(0, 0),) * t.ndim],
 }
+
+
+def _whole(value: Callable[[torch.iinfo], int]) -> Fill:
+    def fill(t: torch.Tensor, k: int) -> torch.Tensor:
+        if t.dtype is torch.bool:
+            return torch.full_like(t, bool(value(torch.iinfo(torch.uint8))))
+        return torch.full_like(t, value(torch.iinfo(t.dtype)))
+
+    return fill
+
+
+def _wrapping(t: torch.Tensor, k: int) -> torch.Tensor:
+    """Whole numbers of which sums and products are too large for the dtype."""
+    if t.dtype is torch.bool:
+        return (torch.arange(t.numel()) + k).reshape(t.shape) % 2 == 0
+    info = torch.iinfo(t.dtype)
+    row = torch.tensor([0, 1, info.max, info.min, 2, info.max // 2 + 1, info.max - 1, 3], dtype=t.dtype)
+    return row[(torch.arange(t.numel()) + 3 * k) % len(row)].reshape(t.shape)
+
+
+# What fills tensors of whole numbers.
+WHOLE: dict[str, Fill] = {
+    "zeros": _whole(lambda info: 0),
+    "ones": _whole(lambda info: 1),
+    "largest": _whole(lambda info: info.max),
+    "lowest": _whole(lambda info: info.min),
+    "equal rows": _rows,
+    "wrapping": _wrapping,
+    "one element": PATTERNS["one element"],
+    "no elements": PATTERNS["no elements"],
+}
 WITH_SEEDS = frozenset({"gradients", "pairs"})  # patterns that fill the incoming gradients as well
 
 
-def filled(sample: SampleInput, pattern: str) -> SampleInput:
-    """The sample with the pattern in its float tensors, which keep their strides where they keep their shape."""
+def patterns_of(dtype: torch.dtype) -> tuple[str, ...]:
+    """The patterns of samples of a dtype."""
+    return tuple(PATTERNS if dtype.is_floating_point or dtype.is_complex else WHOLE)
+
+
+def filled(sample: SampleInput, pattern: str, dtype: torch.dtype = torch.float32) -> SampleInput:
+    """The sample with the pattern in its float tensors, or in those of the dtype if that is one of whole numbers. They
+    keep their strides where they keep their shape."""
     count = 0
+    whole = not (dtype.is_floating_point or dtype.is_complex)
 
     def fill(x: Any) -> Any:
         nonlocal count
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested or x.is_quantized:
             return x
         sized = pattern in ("one element", "no elements")
-        if not (is_float(x) or sized):
+        if not (is_float(x) or sized or (whole and x.dtype is dtype)):
             return x
         with torch.no_grad():
             values = _values(x.detach(), pattern, count)
@@ -119,7 +171,9 @@ def filled(sample: SampleInput, pattern: str) -> SampleInput:
 
 def _values(x: torch.Tensor, pattern: str, count: int) -> torch.Tensor:
     if not is_float(x):
-        return PATTERNS[pattern](x, count)
+        return WHOLE.get(pattern, PATTERNS.get(pattern, _rows))(x, count)
+    if pattern not in PATTERNS:
+        return x
     if x.is_complex():
         real, imag = x.resolve_conj().real, x.resolve_conj().imag
         return torch.complex(PATTERNS[pattern](real, count), PATTERNS[pattern](imag, count + 1))
@@ -224,7 +278,7 @@ def accepted(case: Case, pattern: str, kind: str) -> Accepted | None:
 
 def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
     """Run a sample with a pattern in it by eager and by the runtime, and say what differs."""
-    special, seed = filled(sample, pattern), seeds(pattern)
+    special, seed = filled(sample, pattern, case.dtype), seeds(pattern)
     begin_anew()
     want = outcome(program_of(case, special, seed), None)
     got = outcome(program_of(case, special, seed), case.mode)
@@ -245,7 +299,7 @@ def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
         # Where one of them is no number has been judged by now.
         if found.kind == "values" and is_as_good(case, special, *_numbers_of_both(want, got), seed):
             return Difference()
-        if found.kind in NO_NAN and not _is_lost(want, got, outcome(widened(case, special, seed), None)):
+        if found.kind in NO_NAN and not _is_lost(want, got, list(_truths(case, sample, pattern, seed))):
             return Difference("overflows", found.text)
     if case.dtype.is_complex and found.kind in (*NO_NAN, "overflows") and pattern not in ("nan", "one nan"):
         return Difference("infinite complex", found.text)
@@ -343,27 +397,65 @@ def _other_ways(
         yield [t[0] if form is many and isinstance(t, torch.Tensor) and t.ndim else t for t in found]
 
 
-def _is_lost(want: list[Any], got: list[Any], truth: list[Any] | Exception) -> bool:
+def _truths(
+    case: Case, sample: SampleInput, pattern: str, seed: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[Any] | Exception]:
+    """What eager makes of a pattern where nothing overflows on the way: in float64. If that is the dtype, with the
+    numbers that the pattern has in float32; and with inputs that are other ones in the last places."""
+    special = filled(sample, pattern, case.dtype)
+    if case.dtype not in (torch.float64, torch.complex128):
+        yield outcome(widened(case, special, seed), None)
+        return
+    yield outcome(program_of(case, narrow_numbers(sample, pattern), seed), None)
+    yield outcome(program_of(case, nudged(special, torch.Generator().manual_seed(0)), seed), None)
+
+
+def narrow_numbers(sample: SampleInput, pattern: str) -> SampleInput:
+    """A sample in float64 with what a pattern puts into one in float32."""
+    dtypes = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+    def cast(to: dict[torch.dtype, torch.dtype]) -> Callable[[Any], Any]:
+        def change(x: Any) -> Any:
+            plain = isinstance(x, torch.Tensor) and x.layout is torch.strided and x.dtype in to
+            return x.detach().to(to[x.dtype]).requires_grad_(x.requires_grad) if plain else x
+
+        return change
+
+    return changed(filled(changed(sample, cast(dtypes)), pattern), cast({b: a for a, b in dtypes.items()}))
+
+
+def _is_lost(want: list[Any], got: list[Any], truths: list[list[Any] | Exception]) -> bool:
     """Whether a NaN of eager's that is missing here comes from the inputs. The others are differences of numbers that
-    have become infinite on the way, which float64 does not know."""
-    if isinstance(truth, Exception) or len(truth) != len(want):
-        return True
-    return any(
-        bool((a.isnan() & ~b.isnan() & t.isnan()).any())
-        for a, b, t in zip(want, got, truth, strict=True)
-        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not a.is_nested and is_float(a)
-    )
+    have become infinite on the way, or happen to be equal, which the truths do not know."""
+
+    def is_lost_in(truth: list[Any] | Exception) -> bool:
+        if isinstance(truth, Exception) or len(truth) != len(want):
+            return True
+        return any(
+            bool((a.isnan() & ~b.isnan() & t.isnan()).any())
+            for a, b, t in zip(want, got, truth, strict=True)
+            if isinstance(a, torch.Tensor) and a.layout is torch.strided and not a.is_nested and is_float(a)
+        )
+
+    return all(map(is_lost_in, truths))
 
 
-def differences(
-    case: Case, samples: int, patterns: tuple[str, ...] = tuple(PATTERNS)
-) -> Iterator[tuple[str, Difference]]:
-    """What differs in some samples of a case and is not accepted: the pattern and the sample, and the difference."""
+def compared(
+    case: Case, samples: int, patterns: tuple[str, ...]
+) -> Iterator[tuple[str, str, Difference, Accepted | None]]:
+    """Some samples of a case with each pattern: what that is, what differs, and the row that accepts it."""
     torch.manual_seed(0)
     every = list(OPS[case.op].sample_inputs("cpu", case.dtype, requires_grad=case.grad))
     places = sorted({len(every) * (2 * i + 1) // (2 * samples) for i in range(samples)})
     for place in places if len(every) > samples else range(len(every)):
         for pattern in patterns:
             found = check(case, every[place], pattern)
-            if found.kind and accepted(case, pattern, found.kind) is None:
-                yield f"{pattern}, sample {place} {summary(every[place])}", found
+            row = accepted(case, pattern, found.kind) if found.kind else None
+            yield pattern, f"sample {place} {summary(every[place])}", found, row
+
+
+def differences(case: Case, samples: int, patterns: tuple[str, ...]) -> Iterator[tuple[str, Difference]]:
+    """What differs in some samples of a case and is not accepted: the pattern and the sample, and the difference."""
+    for pattern, sample, found, row in compared(case, samples, patterns):
+        if found.kind and row is None:
+            yield f"{pattern}, {sample}", found

@@ -13,11 +13,13 @@ import torch
 
 from fused_eager.tracing import trace
 
-from .corpus import OPS, Case, cases
+from .corpus import OPS
 from .special_exclusions import ACCEPTED, KINDS, UNRUN
-from .specials import PATTERNS, compare, differences
+from .special_sweep import cases_of, patterns_to_run
+from .specials import PATTERNS, WHOLE, compare, differences, patterns_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+WHOLES = (torch.int64, torch.int32, torch.uint8, torch.bool)
 QUICK = ("inf", "nan", "one nan", "equal rows", "cycle", "pairs")  # what most faults showed in
 # Products and sums on the way (`t * 2 * 0.5`, `-r * 1.5 - 0.25`) keep all of these apart, but not the largest numbers.
 FUSED = ("zeros", "ones", "inf", "-inf", "nan", "one nan", "one inf", "one -inf", "equal rows", "ties", "pairs")
@@ -34,26 +36,13 @@ def clean() -> Iterator[None]:
     gc.collect()
 
 
-def _cases(names: list[str], dtype: torch.dtype, mode: str, chained: bool = False) -> Iterator[Case]:
-    """One case of each op: with gradients, where there are any, and those come with the results."""
-    for name in names:
-        every = cases([name], (dtype,), (mode,), (False, True), (chained,))
-        found = {case.grad: case for case in every if case.op == name}
-        if found:
-            yield found.get(True, found[False])
-
-
-def _run(case: Case, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(pattern for pattern in patterns if (OPS[case.op].name, pattern) not in UNRUN)
-
-
 def _agree(
     names: list[str], dtype: torch.dtype, mode: str, samples: int, patterns: tuple[str, ...], chained: bool = False
 ) -> None:
     found = [
         f"{case}: {where}: {difference.kind}: {difference.text}"
-        for case in _cases(names, dtype, mode, chained)
-        for where, difference in differences(case, samples, _run(case, patterns))
+        for case in cases_of(names, dtype, mode, chained)
+        for where, difference in differences(case, samples, patterns_to_run(case, patterns))
     ]
     assert not found, "\n".join(found)
 
@@ -72,10 +61,10 @@ def test_no_elements(part: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "fused"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES + WHOLES, ids=str)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_every_pattern(part: list[str], dtype: torch.dtype, mode: str) -> None:
-    _agree(part, dtype, mode, 3, tuple(PATTERNS))
+    _agree(part, dtype, mode, 3, patterns_of(dtype))
 
 
 @pytest.mark.slow
@@ -90,7 +79,7 @@ def test_no_row_accepts_a_hidden_nan() -> None:
     named = {info.name for info in OPS.values()}
     for row in ACCEPTED:
         assert set(row.kinds) <= KINDS and "hides NaN" not in KINDS
-        assert set(row.patterns) <= {*PATTERNS, "*"}
+        assert set(row.patterns) <= {*PATTERNS, *WHOLE, "*"}
         assert set(row.ops) <= {*named, "*"} and row.reason
     assert named >= {op for op, _ in UNRUN}
 
