@@ -47,6 +47,11 @@ class Housekeeping:
         """The bytes that are free, if a region that takes so many at once should not run; None if it may."""
         return None
 
+    def wastes(self, needed: int, plain: int) -> bool:
+        """Whether a region takes so much more at once than the `plain` bytes of all its values that it is better run
+        op by op."""
+        return False
+
     def loaded(self) -> None:
         """An executable is about to be called for the first time."""
 

@@ -23,7 +23,7 @@ from ..compiling.compile import MEMORY as EXECUTABLES
 from ..compiling.compile import Computation, Executable, load_or_compile
 from ..compiling.ready import Ready
 from ..config import Config
-from ..devices.home import Home
+from ..devices.home import Home, nbytes_of
 from ..errors import ValidationError
 from ..log.events import LOG
 from ..log.reasons import Reason
@@ -245,7 +245,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
             plan.validate(made, nodes, work.live, donatable)
         try:
             with precision.as_of(work.switches):
-                executables = tuple([_executable(work, r) for r in made.regions])
+                executables = tuple([_economical(work, r, _executable(work, r)) for r in made.regions])
                 pieces = _pieces(work, made, executables) if config.mode == "fused" else None
         except NodeFailed as failed:
             _make_island(config, nodes[failed.index], failed.reason)
@@ -341,6 +341,21 @@ def _executable(work: Work, region: Region) -> Executable | None:
         place = describe(work.nodes[region.nodes[0]].place)
         LOG.emit("compile-failed", ops=len(region.nodes), error=f"{type(error).__name__}: {error}", site=str(place))
         return None
+
+
+def _economical(work: Work, region: Region, executable: Executable | None) -> Executable | None:
+    """The executable; None, so that ATen runs the region, if it takes many times the memory that ATen may."""
+    if executable is None:
+        return None
+    inner = [r.vid for i in region.nodes for r in work.nodes[i].results]
+    plain = sum(nbytes_of(work.homes[v]) for v in {*region.inputs, *inner})
+    if not work.device.housekeeping.wastes(executable.needs, plain):
+        return executable
+    needs, has = (f"{nbytes / 2**20:.0f} MB" for nbytes in (executable.needs, plain))
+    why = f"XLA needs {needs} at once for {executable.name}, of which all values have {has}"
+    for node in {work.nodes[i].op: work.nodes[i] for i in region.nodes}.values():
+        tell(work.config, node.op, node.place, why)
+    return None
 
 
 def _make_island(config: Config, node: Node, reason: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ASKED = 1 << 28  # bytes from which on it is asked: below, looking would cost more than it is worth
 SHARE = 0.9  # of what is free that one region may take
+WASTE = 3.0  # times the bytes of all its values that a region may take beside its inputs
 
 _MEMINFO, _GROUPS, _MOUNT = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 

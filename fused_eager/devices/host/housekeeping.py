@@ -22,6 +22,10 @@ class HostHousekeeping(Housekeeping):
         """As the system says, asked where much is needed."""
         return free.lacks(needed) if needed > free.ASKED else None
 
+    def wastes(self, needed: int, plain: int) -> bool:
+        """Where it is much, and more than ATen would take if it let go of nothing."""
+        return needed > free.ASKED and needed > free.WASTE * plain
+
     def loaded(self) -> None:
         """glibc is taught to keep what runs free."""
         heap.keep_blocks()

@@ -11,7 +11,7 @@ import torch
 from fused_eager import fused_eager, sync
 from fused_eager.devices.host import free
 from fused_eager.errors import IslandRefused
-from fused_eager.executing import deferred_checks, run
+from fused_eager.executing import deferred_checks, load, run
 from fused_eager.tracing import trace
 from tests.streams import all_lengths_large, events, flush_now
 
@@ -66,6 +66,41 @@ def test_a_warm_process_knows_it_as_well(full: None, tmp_path: Path) -> None:
     with events("island", "cache-load") as seen, fused_eager(cache="", cache_dir=str(tmp_path), cache_bytes=1 << 30):
         program().sum().item()
     assert {e.kind for e in seen} == {"island", "cache-load"}
+
+
+def wasteful() -> torch.Tensor:
+    """The gradients of a volume and of positions in it: XLA gathers for all eight corners of each at once."""
+    torch.manual_seed(0)
+    image, grid = torch.rand(1, 3, 12, 12, 12), (torch.rand(1, 12, 12, 12, 3) * 2 - 1).requires_grad_()
+    image.requires_grad_()
+    torch.nn.functional.grid_sample(image, grid, align_corners=False).sum().backward()
+    assert grid.grad is not None
+    return grid.grad
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "strict"}, {"mode": "debug"}, {"compile": "auto"}], ids=str)
+def test_a_region_that_takes_many_times_what_it_computes_runs_in_aten(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free, "ASKED", 1 << 10)
+    load.forget()
+    expected = wasteful()
+    with events("island") as seen:
+        for _ in range(4):
+            with fused_eager(**options):
+                torch.testing.assert_close(wasteful(), expected)
+                sync(compiled=True)
+    told = {e.data["op"]: e.data["reason"] for e in seen}
+    assert "aten.grid_sampler_3d_backward.default" in told and "of which all values have 0 MB" in str(told)
+
+
+def test_a_region_that_takes_little_more_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free, "ASKED", 1 << 10)
+    load.forget()
+    with events("island") as seen, fused_eager():
+        x = torch.linspace(-1, 1, 5000)
+        assert (x.sin() * x).sort()[0][0].item() == pytest.approx(0, abs=1e-3)
+    assert not seen
 
 
 class Token:
