@@ -46,7 +46,7 @@ TRANSFORMS = (
 # What adds, or takes the minimum of, what may be nothing but zeros.
 SUMS = (
     "nn.functional.interpolate", "nn.functional.layer_norm", "native_layer_norm", "index_reduce", "scatter_reduce",
-    "lu_unpack", "lu", "nn.functional.grid_sample",
+    "lu_unpack", "lu", "nn.functional.grid_sample", "grid_sampler_3d",
     "linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "nn.functional.rms_norm", "nn.functional.bilinear",
     "block_diag", "nn.functional.adaptive_max_pool1d", "nn.functional.adaptive_max_pool3d", "bmm", "native_batch_norm",
     "addbmm", "baddbmm", "msort", "trace", "nn.functional.batch_norm", "tanh",

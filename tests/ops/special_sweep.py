@@ -14,7 +14,8 @@ from fused_eager.tracing import trace
 
 from .corpus import OPS, Case, cases, excluded
 from .special_exclusions import UNRUN
-from .specials import compared, patterns_of
+from .special_patterns import patterns_of
+from .specials import compared
 
 
 def cases_of(names: list[str], dtype: torch.dtype, mode: str, chained: bool = False) -> list[Case]:

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.testing._internal.opinfo.core import SampleInput
 
 from fused_eager.tracing import trace
 
 from .corpus import OPS
 from .special_exclusions import ACCEPTED, KINDS, UNRUN
+from .special_patterns import PATTERNS, WHOLE, filled, patterns_of
 from .special_sweep import cases_of, patterns_to_run
-from .specials import PATTERNS, WHOLE, compare, differences, patterns_of
+from .specials import compare, differences
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 WHOLES = (torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -100,3 +102,17 @@ def test_a_difference_is_seen(eager: float, here: float, kind: str) -> None:
     tolerance = {"rtol": 1e-5, "atol": 1e-5}
     assert compare([torch.tensor([2.0, eager])], [torch.tensor([2.0, here])], tolerance).kind == kind
     assert not compare([torch.tensor([2.0, eager])], [torch.tensor([2.0, eager])], tolerance).kind
+
+
+def test_a_complex_number_that_is_both_infinite_and_no_number_agrees_with_itself() -> None:
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    both, one = (torch.tensor([complex(-torch.inf, x)]) for x in (torch.nan, 1.0))
+    assert not compare([both], [both], tolerance).kind
+    assert compare([both], [one], tolerance).kind == "infinite for NaN"
+
+
+def test_whole_numbers_are_filled_where_they_are_of_the_dtype() -> None:
+    sample = SampleInput(torch.tensor([3, 4, 5], dtype=torch.int32), args=(torch.tensor([2, 0, 1]), torch.rand(3)))
+    largest = filled(sample, "largest", torch.int32)
+    assert largest.input.tolist() == [2**31 - 1] * 3 and largest.args[0].tolist() == [2, 0, 1]
+    assert filled(sample, "lowest").input.tolist() == [3, 4, 5]
