@@ -113,7 +113,18 @@ def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch
     load()
     with _LOCK, _silence():
         found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
-        return found or _run(op, args, kwargs, tensors, _fake())
+        found = found or _run(op, args, kwargs, tensors, _fake())
+    if isinstance(found, Inferred) and found.alias and _makes_its_results(op):
+        return replace(found, alias=False)
+    return found
+
+
+@functools.cache
+def _makes_its_results(op: OpOverload) -> bool:
+    """Whether an op's own kernel returns new tensors where the composition that other devices have may return a view
+    (`native_channel_shuffle` of one group). A view is declared by the schema, but for compositions."""
+    declared = any(r.alias_info is not None for r in op._schema.returns)
+    return not declared and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
 
 
 def _on_meta(

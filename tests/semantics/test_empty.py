@@ -25,6 +25,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "native_channel_shuffle of no row": lambda: torch.native_channel_shuffle(f(2, 4, 0, 2), 2),
     "native_channel_shuffle of no channel": lambda: torch.native_channel_shuffle(f(2, 0, 2, 2), 2),
     "native_channel_shuffle": lambda: torch.native_channel_shuffle(torch.arange(16.0).view(1, 4, 2, 2) * 2, 2),
+    "native_channel_shuffle of one group": lambda: torch.native_channel_shuffle(f(1, 4, 4), 1),
+    "native_channel_shuffle of as many": lambda: torch.native_channel_shuffle(f(1, 4, 4), 4),
     "pixel_shuffle": lambda: F.pixel_shuffle(f(0, 4, 2, 2), 2),
     "group_norm": lambda: F.group_norm(f(2, 4, 0), 2),
     "conv2d": lambda: F.conv2d(f(0, 3, 4, 4), f(2, 3, 2, 2)),
