@@ -179,6 +179,9 @@ def run_node(node: Node, values: dict[int, Any], of: Device = HOST) -> None:
     fresh = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in written]
     for result, t in zip(node.results[:split], fresh, strict=True):
         values[result.vid] = to_home(t, result)
-    for (vid, _), result in zip(targets.values(), node.results[split:], strict=True):
+    for position, (vid, geometry), result in zip(node.targets, targets.values(), node.results[split:], strict=True):
+        if tuple(tensors[position].shape) != geometry.size:
+            # Only the copy has been: the program's tensor would not be what it is in eager.
+            raise RuntimeError(f"ATen has resized to {tuple(tensors[position].shape)} what it was to write")
         copy = copies[vid]
         values[result.vid] = copy.reshape(-1).view(result.home[0]).reshape(result.home[1])

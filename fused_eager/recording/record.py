@@ -255,9 +255,14 @@ def _first_time(stream: Stream, info: OpInfo, call: Call, key: Hashable, args: A
 
     If that is what shape inference promised, the next such call is deferred.
     """
+    given = [t for t in leaves([args, kwargs]) if isinstance(t, Tensor)]
+    shapes = [t.shape for t in given]
     out = _at_once(stream, info, args, kwargs, call.doubt)
-    written = {id(t) for t in leaves([args, kwargs]) if isinstance(t, Tensor)}
-    real = [t for t in leaves([out]) if isinstance(t, Tensor) and id(t) not in written]
+    own = {id(t) for t in given}
+    real = [t for t in leaves([out]) if isinstance(t, Tensor) and id(t) not in own]
+    if [t.shape for t in given] != shapes:
+        CALLS[key] = Unknown("ATen resizes an argument")
+        return out
     promised = [output.spec for output in call.outputs]
     if [(tuple(t.shape), t.dtype, t.stride()) for t in real] == [(s.shape, s.dtype, s.strides) for s in promised]:
         TRUSTED.add(call.structure)

@@ -156,6 +156,8 @@ def _inferred(
     unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
     if unfit:
         return Unknown(f"XLA has no {unfit[0]}")
+    if info.may_resize:
+        return Unknown("ATen may resize what it writes")
     form = uniform.form(info, key, tensors)
     known = uniform.recall(form, tensors)
     if known is not None:
@@ -165,7 +167,10 @@ def _inferred(
         return inferred
     if any(s.device.type != "cpu" for s in inferred.fresh):
         return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
-    inferred, doubt = rehearse(info.op, args, kwargs, tensors, inferred)
+    found = rehearse(info.op, args, kwargs, tensors, inferred)
+    if isinstance(found, Unknown):
+        return found
+    inferred, doubt = found
     if not (doubt or is_beyond(info.op, tensors, inferred)):
         uniform.remember(form, tensors, inferred)
     return inferred, doubt

@@ -338,7 +338,7 @@ _USUAL = ({torch.float32}, {torch.float64})
 
 def rehearse(
     op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], inferred: Inferred
-) -> tuple[Inferred, str]:
+) -> tuple[Inferred, str] | Unknown:
     """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
 
     FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
@@ -346,7 +346,8 @@ def rehearse(
     a complex number in floats) are rehearsed.
 
     Returns:
-        What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well.
+        What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well. `Unknown`
+        if ATen resizes an argument, of which shape inference has said nothing.
     """
     rule = rule_for(op)
     if rule is not None and rule.defines:
@@ -359,6 +360,8 @@ def rehearse(
             out = _call(op, args, kwargs, actors)
     except Exception as error:
         return inferred, f"a rehearsal failed: {_first_line(error)}"
+    if any(a.shape != t.shape for a, t in zip(actors, tensors, strict=True)):
+        return Unknown("ATen resizes an argument")
     own = {id(t) for t in actors}
     real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
     if [(tuple(t.shape), t.dtype) for t in real] != [(s.shape, s.dtype) for s in inferred.fresh]:

@@ -48,6 +48,14 @@ class OpInfo:
     island: str = field(init=False)  # why XLA cannot run it; "" if it can
     scattered: bool = field(init=False)  # it writes other places than it reads (`index_add_`, `out=` of a product)
 
+    @property
+    def may_resize(self) -> bool:
+        """Whether it has a kernel of ATen's alone, and writes arguments that are neither `out=` nor the one that an
+        in-place op is called on: such kernels lay those out anew (what observers of quantization keep), and no schema
+        or shape inference says so."""
+        outs = [a.is_out for a in self.op._schema.arguments]
+        return bool(self.island) and any(i and not outs[i] for i in self.written)
+
     def __getattr__(self, name: str) -> Any:  # of a slot that is empty
         if name not in ("hoisted", "island", "scattered"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

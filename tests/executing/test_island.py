@@ -17,6 +17,7 @@ from fused_eager.devices.host.buffers import buffer_of
 from fused_eager.executing import island
 from fused_eager.executing.island import annotated, run_node, to_home, view
 from fused_eager.log.events import LOG
+from fused_eager.tracing import calls
 from fused_eager.tracing.stream import Result
 from tests.streams import aten, events, node, open_stream, passing_for_aten
 
@@ -44,6 +45,15 @@ def fail(x: torch.Tensor) -> torch.Tensor:
 
 
 fail.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("island_test::grow", mutates_args=("x",))
+def grow(x: torch.Tensor) -> None:
+    if x[0] > 0:
+        x.resize_(6).fill_(1)
+
+
+grow.register_fake(lambda x: None)
 
 OPS = torch.ops.island_test
 
@@ -108,6 +118,23 @@ def test_a_node_reads_its_operands_and_leaves_its_result() -> None:
     values: dict[int, Any] = {0: torch.arange(8.0) - 3}
     run_node(node(1, [0]), values)
     assert values[1].tolist() == (torch.arange(8.0) - 3).relu().tolist()
+
+
+def test_what_an_op_resizes_is_resized_in_the_program() -> None:
+    with passing_for_aten(OPS.grow.default), fused_eager(compile="wait"):
+        for _ in range(2):
+            x = torch.ones(3) * 2
+            OPS.grow(x)
+            assert x.shape == (6,) and (x + 1).tolist() == [2.0] * 6
+
+
+def test_what_an_op_resizes_unforeseen_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has not resized such an argument before: what it holds decides."""
+    monkeypatch.setattr(calls, "rehearse", lambda *args: (args[-1], ""))
+    refused = pytest.raises(RuntimeError, match=r"has resized to \(6,\)")
+    with passing_for_aten(OPS.grow.default), refused, fused_eager(compile="wait"):
+        OPS.grow(torch.ones(5) * 0)
+        OPS.grow(torch.ones(5) * 2)
 
 
 def test_errors_keep_their_type_and_tell_the_line() -> None:

@@ -42,6 +42,18 @@ def views_of_views() -> Any:
 
 
 @program
+def what_an_observer_keeps_is_laid_out_anew() -> Any:
+    """Its schema says that it writes these, and nobody says that it resizes them."""
+    low, high, on = torch.tensor([]), torch.tensor([]), torch.tensor([1])
+    scale, zero, seen = torch.tensor([1.0]), torch.tensor([0], dtype=torch.int32), []
+    for i in range(1, 4):
+        x = base(6).view(2, 3) * i - 0.5
+        y = torch.fused_moving_avg_obs_fake_quant(x, on, on, low, high, scale, zero, 0.1, -128, 127, 0, True, True)
+        seen.append((y, low.clone(), high * 2, scale + 1, zero.clone()))
+    return seen, low, high, scale, zero
+
+
+@program
 def write_through_view_of_native() -> Any:
     x = native()
     v = x.view(4, 6).t()[2:4]
