@@ -35,6 +35,57 @@ def test_script(function: Any, mode: str) -> None:
     check(lambda: torch.jit.script(function)(pending()), mode)
 
 
+def as_list(x: torch.Tensor) -> torch.Tensor:
+    numbers: list[float] = (x + 1).tolist()
+    return x * torch.tensor(numbers)
+
+
+def printed(x: torch.Tensor) -> torch.Tensor:
+    y = x * 3
+    print(y)
+    return y + 1
+
+
+def as_text(x: torch.Tensor) -> str:
+    return str(x * 2) + f"{x + 1}" + "%s" % x  # noqa: UP031 - each is another op of the interpreter
+
+
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    assert bool(x.sum() > 0), f"not {x}"
+    return x.sin()
+
+
+class Reading(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return as_list(x * 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [as_list, printed, as_text, asserted])
+def test_script_that_reads_in_the_interpreter(function: Any, mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def program() -> Any:
+        scripted = torch.jit.script(function)
+        return scripted(pending()), scripted(pending(3) + 1)
+
+    check(program, mode)
+    plain, *ours = capfd.readouterr().out.split("CPUFloatType{3} ]\n")
+    assert all(printed == plain for printed in ours[:-1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_module_that_reads_in_the_interpreter(mode: str) -> None:
+    check(lambda: [torch.jit.script(Reading())(pending()) for _ in range(2)], mode)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_with_constants_are_printed(mode: str) -> None:
+    def program() -> Any:
+        graph = torch.jit.trace(lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), pending()).graph
+        return [len(f"{graph}"), len(str(graph)), *sorted(len(str(node)) for node in graph.nodes())]
+
+    check(program, mode)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_script_a_module_and_freeze_it(mode: str) -> None:
     def program() -> Any:

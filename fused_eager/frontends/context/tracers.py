@@ -3,7 +3,9 @@ identity: what is met are private ones that those call, and methods."""
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +38,12 @@ READERS: tuple[tuple[Any, str], ...] = (
     *((torch._C, name) for name in ("_save_mobile_module", "_save_mobile_module_to_bytes", "_save_parameters")),
     *((torch._C, name) for name in ("_freeze_module", "_jit_pass_optimize_frozen_graph")),
     (torch._C, "_jit_pass_optimize_for_inference"),
+    *((torch._C.Graph, name) for name in ("str", "__repr__")),  # of constants, which are tensors
+    *((kind, "__repr__") for kind in (torch._C.Node, torch._C.Value)),
 )
+# What scripted code is called by, and what in it reads tensors in the interpreter's C++ and calls no op to do it.
+CALLS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+READS = ("prim::tolist", "prim::Print", "aten::str", "aten::format", "aten::percentFormat")
 
 
 def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -44,6 +51,8 @@ def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     for owner, name in (*TRACES, *READERS):
         if hasattr(owner, name):  # not all of them are in each torch
             yield owner, name, torchscript_alone
+    for owner in CALLS:
+        yield owner, "__call__", alone_if_it_reads
 
 
 def leave_us_out() -> None:
@@ -97,6 +106,24 @@ def torchscript_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         materialize_all(Reason("sync.memory", f"TorchScript: {original.__name__}"))
         return natively(original, *args, **kwargs)
+
+    return call
+
+
+_reads: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def alone_if_it_reads(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls scripted code; below our mode, unless it has `READS`. Those may read what it has made on the way."""
+    alone = torchscript_alone(original)
+
+    @functools.wraps(original)
+    def call(script: Any, /, *args: Any, **kwargs: Any) -> Any:
+        reads = _reads.get(script)
+        if reads is None:
+            graph = script.inlined_graph
+            reads = _reads[script] = any(graph.findAllNodes(kind) for kind in READS)
+        return (alone if reads else original)(script, *args, **kwargs)
 
     return call
 
