@@ -234,8 +234,11 @@ def reduce_at(
     ones = spread(np.ones((), np.int64), values.shape)
     count = put_at(lax.full(x.shape, np.int64(include_self)), dims, [at], position, ones, "add")
     count = lax.max(count, np.int64(1))
-    if kind(total) in "fc":
+    if kind(total) == "f":
         return total / count.astype(dtype)
+    if kind(total) == "c":  # with the rounding of eager's division, which multiplies by the reciprocal
+        part = 1 / count.astype(lax.real(total).dtype)
+        return lax.complex(lax.real(total) * part, lax.imag(total) * part)
     wide = total.astype(np.int64)
     return (lax.div(wide, count) - (lax.rem(wide, count) < 0)).astype(dtype)
 

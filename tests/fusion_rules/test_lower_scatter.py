@@ -65,6 +65,13 @@ def test_scatter_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> 
     assert_same(A.scatter_reduce.two, x, 1, index, (torch.randn(5, 9) * 4).to(dtype), reduce, include_self=include_self)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_means_of_complex_numbers_are_eagers(dtype: torch.dtype) -> None:
+    x, index, values = torch.randn(9, 40, dtype=dtype), torch.randint(0, 9, (30, 40)), torch.randn(30, 40, dtype=dtype)
+    got = lowered(A.scatter_reduce.two, x, x, 0, index, values, "mean")
+    assert isinstance(got, list) and torch.equal(got[0], x.scatter_reduce(0, index, values, "mean"))
+
+
 def test_scatter_add_sums_narrow_floats_in_float32_as_eager_does() -> None:
     x = torch.zeros(2, dtype=torch.bfloat16)
     got = lowered(A.scatter_add.default, x, x, 0, torch.zeros(500, dtype=torch.int64), torch.ones(500).bfloat16())
