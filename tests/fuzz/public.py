@@ -3,11 +3,15 @@
 No call may end the process, hang, or fail an assertion inside torch; what it returns must be readable; and where the
 CPU returns something, the device returns the same. The calls run in processes of their own, and a call that ends one is
 told by its name.
+
+With `--context strict` they are called in a context of that mode instead, with pending tensors, and must raise what
+they raise without it, in the same words and on the same line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -25,23 +29,42 @@ from typing import Any
 import torch
 from fused_eager.fusion_rules.lowering import leaves
 
-from .public_calls import ARBITRARY, EXPECTED, Call, call_of, functions
+from .public_calls import ARBITRARY, EXPECTED, PENDING, Call, call_of, functions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "wait": {"compile": "wait", "native": "never"},
+    "strict": {"mode": "strict"},
+    "debug": {"mode": "debug"},
+}
 SECONDS = 60  # that a call may take, with compiling
 # What torch says where an assertion of its own has failed.
 INTERNAL = ("INTERNAL ASSERT", "please report a bug", "Internal error", "internal error")
 
 
 def run(call: Call, function: Any, device: str) -> tuple[str, Any]:
-    """Make a call. Returns the name of the exception, or "", and its text or else what the program can see of it."""
+    """Make a call. Returns the name of the exception, or "", and its text or else what the program can see of it. An
+    exception that comes after the call, where the program looks, is "late"."""
+    late = ""
     try:
         torch.manual_seed(0)
         args, kwargs = call.arguments(device)
         out = function(*args, **kwargs)
+        late = "late "
         return "", [seen(x) for x in (out, args, kwargs, gradients(out, [args, kwargs]))]
     except Exception as error:
-        return type(error).__name__, f"{error}" + ("\n" + traceback.format_exc() if _is_ours(error) else "")
+        told = f"{error}" + ("\n" + traceback.format_exc() if _is_ours(error) else "")
+        return late + type(error).__name__, told
+
+
+def run_pending(call: Call, function: Any, context: str) -> tuple[str, Any]:
+    """The same in a context, with pending tensors."""
+    try:
+        with _open(context):
+            return run(call, function, PENDING)
+    except Exception as error:
+        return f"late {type(error).__name__}", str(error)
 
 
 def gradients(out: Any, given: Any) -> Any:
@@ -134,15 +157,46 @@ def judge(call: Call, function: Any) -> tuple[str, str]:
     return ("differs", found) if found else _RIGHT
 
 
+def judge_pending(call: Call, function: Any, context: str) -> tuple[str, str]:
+    """Make a call without a context and in one. Returns as `judge` does."""
+    without, want = run(call, function, "cpu")
+    within, got = run_pending(call, function, context)
+    if without != within:
+        kind = "class" if without else "refused"
+        kind = "late" if within == f"late {without}" else kind if within else "accepted"
+        return kind, f"{within}: {str(got)[:900]}\n  for {without}: {str(want)[:300]}"
+    if without:
+        same = _words(want) == _words(got)
+        return ("", "") if same else ("words", f"{within}: {got[:600]}\n  for: {want[:300]}")
+    if any(word in call.name for word in (*ARBITRARY, "fbgemm_")):
+        return _RIGHT
+    found = differs(want, got)
+    return ("differs", found) if found else _RIGHT
+
+
+def _open(context: str) -> contextlib.AbstractContextManager[Any]:
+    from fused_eager import fused_eager
+
+    return fused_eager(**CONTEXTS[context]) if context else contextlib.nullcontext()
+
+
+def _words(text: str) -> str:
+    """What an exception says, without where in torch it was raised."""
+    return text.partition("\nException raised from")[0].partition("\nTraceback")[0].strip()
+
+
 _RIGHT = "right", ""  # the CPU returned something, and the device the same
 
 
-def work(names: list[str], calls: int, start: int, log: Path) -> None:
+def work(names: list[str], calls: int, start: int, log: Path, context: str = "") -> None:
     """Make `calls` calls of each function; write each into the log before it is made, and what was wrong after it."""
-    import fused_eager.tpu  # noqa: F401 - registers the device
+    if not context:
+        import fused_eager.tpu  # noqa: F401 - registers the device
 
     warnings.simplefilter("ignore")
-    known = functions()
+    torch.set_num_threads(1)
+    with _open(context):  # the methods that stand there meanwhile
+        known = functions()
     with log.open("a", buffering=1) as out:
         for at, name in enumerate(names):
             function, parameters = known[name]
@@ -152,7 +206,7 @@ def work(names: list[str], calls: int, start: int, log: Path) -> None:
                 if os.environ.get("FUZZ_END_AT") == f"{name} {number}":
                     os.abort()  # as a test wants to see it
                 signal.alarm(SECONDS)
-                kind, text = judge(call, function)
+                kind, text = judge_pending(call, function, context) if context else judge(call, function)
                 signal.alarm(0)
                 if kind == "right":
                     out.write('{"right": 1}\n')
@@ -161,7 +215,7 @@ def work(names: list[str], calls: int, start: int, log: Path) -> None:
                     out.write(json.dumps(row) + "\n")
 
 
-def fuzz(names: list[str], calls: int, folder: Path) -> tuple[Counter[str], list[dict[str, Any]]]:
+def fuzz(names: list[str], calls: int, folder: Path, context: str = "") -> tuple[Counter[str], list[dict[str, Any]]]:
     """Call the functions in processes of their own, a new one after each that ends. Returns how many calls were made
     and how many of them the CPU took, and what was wrong."""
     found: list[dict[str, Any]] = []
@@ -170,7 +224,7 @@ def fuzz(names: list[str], calls: int, folder: Path) -> tuple[Counter[str], list
     while left:
         log = folder / f"{len(list(folder.iterdir()))}.jsonl"
         command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.public", "--worker", str(log)]
-        command += ["--calls", str(calls), "--start", str(start), "--names", ",".join(left)]
+        command += ["--calls", str(calls), "--start", str(start), "--names", ",".join(left), "--context", context]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         made.update(next(iter(row)) for row in rows)
@@ -194,18 +248,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--names", default="", help="comma-separated; all by default")
     parser.add_argument("--one-in", type=int, default=1, help="every n-th function alone")
     parser.add_argument("--kinds", default="", help="comma-separated: print what was found of these kinds alone")
+    parser.add_argument("--context", default="", choices=["", *CONTEXTS], help="in a context of this mode, on the CPU")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     names = [n for n in args.names.split(",") if n]
     if args.worker:
-        work(names, args.calls, args.start, args.worker)
+        work(names, args.calls, args.start, args.worker, args.context)
         return 0
-    import fused_eager.tpu  # noqa: F401 - torch.tpu is one of the modules
+    if not args.context:
+        import fused_eager.tpu  # noqa: F401 - torch.tpu is one of the modules
 
     names = names or list(functions())[:: args.one_in]
     with tempfile.TemporaryDirectory() as folder:
-        made, found = fuzz(names, args.calls, Path(folder))
+        made, found = fuzz(names, args.calls, Path(folder), args.context)
     for row in found:
         if not args.kinds or row["found"] in args.kinds.split(","):
             print(f"{row['found'].upper()} {row['of'][0]} {row['of'][1]}\n  {row['args'][:600]}\n  {row['text']}")

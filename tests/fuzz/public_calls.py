@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import get_testing_overrides
 
+PENDING = "pending"  # in the place of a device: on the CPU, not computed yet
 MODULES = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special", "torch.nested", "torch.sparse")
 MODULES += ("torch.accelerator",)
 # They change the process, ask the system for something or wait for others.
@@ -62,7 +63,7 @@ class Made:
     seed: int
 
     def on(self, device: str) -> torch.Tensor:
-        """The tensor, on a device."""
+        """The tensor, on a device, or pending in the context that is open."""
         g = torch.Generator().manual_seed(self.seed)
         shape = self.shape[::-1] if self.lies == "transposed" else self.shape
         if self.dtype.is_floating_point or self.dtype.is_complex:
@@ -71,7 +72,7 @@ class Made:
             t = torch.randint(0, 3, shape, generator=g).to(self.dtype)
         if self.lies == "stepped" and shape:
             t = t.repeat_interleave(2, -1)
-        t = t.to(device)
+        t = t.clone() if device == PENDING else t.to(device)
         if self.lies == "transposed":
             t = t.permute(*range(t.ndim)[::-1])
         elif self.lies == "stepped" and shape:
@@ -102,7 +103,7 @@ class Call:
                     made[id(x)] = x.on(device)
                 return made[id(x)]
             if isinstance(x, Device):
-                return torch.device(device)
+                return torch.device("cpu" if device == PENDING else device)
             return type(x)(of(v) for v in x) if isinstance(x, (list, tuple)) else x
 
         return [of(a) for a in self.args], {k: of(v) for k, v in self.kwargs}
@@ -196,7 +197,9 @@ def functions() -> dict[str, tuple[Callable[..., Any], list[str] | None]]:
         found: dict[str, tuple[Callable[..., Any], list[str] | None]] = {}
         told = {id(f): _parameters(stub) for f, stub in get_testing_overrides().items()}
         homes = [(name.removeprefix("torch."), _module(name)) for name in MODULES]
-        homes += [("Tensor", torch.Tensor), ("tpu", _module("torch.tpu"))]
+        homes.append(("Tensor", torch.Tensor))
+        if hasattr(torch, "tpu"):
+            homes.append(("tpu", _module("torch.tpu")))
         for home, module in homes:
             for name in dir(module):
                 function = getattr(module, name, None)

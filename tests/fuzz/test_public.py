@@ -29,6 +29,12 @@ def test_some_functions_called_on_the_device(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
 
 
+def test_some_functions_called_in_a_context(tmp_path: Path) -> None:
+    names = "Tensor.add,Tensor.tolist,meshgrid,bucketize,hann_window,Tensor.index_add_,nn.functional.nll_loss"
+    done = run(tmp_path, "--calls", "6", "--context", "strict", "--names", names)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fused", "strict", "debug"])
 def test_every_function_called_on_the_device(mode: str, tmp_path: Path) -> None:
