@@ -139,6 +139,8 @@ def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
             return Difference()
         if found.kind in NO_NAN and not _is_lost(want, got, list(_truths(case, sample, pattern, seed))):
             return Difference("overflows", found.text)
+        if found.kind in NO_NAN and _are_independent(case, special, want, got, seed):
+            return Difference("infinite for NaN" if _has_infinity_for_nan(want, got) else "independent", found.text)
     if case.dtype.is_complex and found.kind in (*NO_NAN, "overflows") and pattern not in ("nan", "one nan"):
         return Difference("infinite complex", found.text)
     broken = broken_row()
@@ -260,6 +262,42 @@ def narrow_numbers(sample: SampleInput, pattern: str) -> SampleInput:
         return change
 
     return changed(filled(changed(sample, cast(dtypes)), pattern), cast({b: a for a, b in dtypes.items()}))
+
+
+def _are_independent(
+    case: Case, special: SampleInput, want: list[Any], got: list[Any], seed: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
+    """Whether each NaN of eager's that is a number here does not depend on any number of the inputs that is none: it is
+    the same whichever numbers are there instead. (Eager multiplies zeros of a padding by them.)"""
+
+    def instead(number: float) -> list[Any] | Exception:
+        def change(x: Any) -> Any:
+            if isinstance(x, torch.Tensor) and is_float(x) and x.layout is torch.strided:
+                return x.detach().masked_fill(~x.detach().isfinite(), number).requires_grad_(x.requires_grad)
+            return x
+
+        return outcome(program_of(case, changed(special, change), seed), None)
+
+    others = [instead(number) for number in (0.0, 1.0, -2.5)]
+    if any(isinstance(other, Exception) or len(other) != len(want) for other in others):
+        return False
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        if not isinstance(a, torch.Tensor) or a.layout is not torch.strided or a.is_nested or not is_float(a):
+            continue
+        lost = a.isnan() & b.isfinite()
+        for other in others:
+            there = other[i]
+            if lost.any() and not torch.allclose(there[lost].to(b.dtype), b[lost], rtol=1e-4, atol=1e-6):
+                return False
+    return True
+
+
+def _has_infinity_for_nan(want: list[Any], got: list[Any]) -> bool:
+    return any(
+        bool((a.isnan() & b.isinf()).any())
+        for a, b in zip(want, got, strict=True)
+        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not a.is_nested and is_float(a)
+    )
 
 
 def _is_lost(want: list[Any], got: list[Any], truths: list[list[Any] | Exception]) -> bool:
