@@ -93,6 +93,9 @@ ALLOCATORS = frozenset(
 # Aliases that no schema declares.
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
 
+# Views that look at the memory of what they are views of: a nested tensor asks where it begins.
+LOOKING_VIEWS = frozenset({"aten._nested_view_from_buffer.default"})
+
 # They hand out the dense tensors that a sparse one consists of, which have memory of their own.
 SPARSE_PARTS = frozenset(
     {"_values", "values", "_indices", "indices", "crow_indices", "ccol_indices", "row_indices", "col_indices"}
@@ -145,7 +148,7 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.PARTS
     if is_composite(op) and rule_for(op) is None:
         return Kind.COMPOSITE
-    if op.is_view or str(op) in ALIASES:
+    if (op.is_view or str(op) in ALIASES) and str(op) not in LOOKING_VIEWS:
         return Kind.VIEW
     if op.namespace not in ("aten", "prims") and rule_for(op) is None:
         return Kind.CUSTOM

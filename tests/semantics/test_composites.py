@@ -81,6 +81,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "quantile under vmap": lambda: torch.vmap(lambda t: torch.quantile(t, whole(1).float()))(pending().view(2, 2)),
     "in inference mode": lambda: _in_inference_mode(),
     "quantile out of range": lambda: torch.quantile(pending(), whole(2).float()),
+    "nested view": lambda: [
+        torch.nested.as_nested_tensor(pending().view(2, 2), dtype=dtype).unbind() for dtype in (None, torch.float64) * 2
+    ],
     "reshape from tensor": lambda: torch._reshape_from_tensor(pending(), whole(2, 2)),
     "coo": lambda: coo(size=(5,)),
     "coo without a size": lambda: coo(),

@@ -30,6 +30,10 @@ def finished(n: int = 4, value: float = 1.0) -> torch.Tensor:
     return t
 
 
+def _const_pointer(t: torch.Tensor) -> int:
+    return t.const_data_ptr() if hasattr(t, "const_data_ptr") else t.data_ptr()  # type: ignore[no-any-return]
+
+
 READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "item": lambda t: t[1].item(),
     "tolist": lambda t: t.tolist(),
@@ -53,6 +57,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "np.stack of tensors": lambda t: np.stack([t, t + 1]).tolist(),
     "np.float32": lambda t: float(np.float32(t[1])),
     "data_ptr": lambda t: list((ctypes.c_float * 4).from_address(t.data_ptr())),
+    "const_data_ptr": lambda t: list((ctypes.c_float * 4).from_address(_const_pointer(t))),
     "data_ptr of a view": lambda t: list((ctypes.c_float * 2).from_address(t[2:].data_ptr())),
     "untyped_storage": lambda t: list(t.untyped_storage())[4:8],
     "untyped_storage.tolist": lambda t: t.untyped_storage().tolist(),

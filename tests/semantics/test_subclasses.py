@@ -108,7 +108,43 @@ def _trained() -> Any:
     return module.weight.a, module.weight.b
 
 
+class HandsOn(torch.Tensor):
+    """Its `__torch_function__` goes on to the function itself, past this class, once."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = torch.overrides.redispatch_function(func, types, args, kwargs)  # type: ignore[attr-defined]
+        return tree_map_only(torch.Tensor, lambda t: t.as_subclass(cls) if type(t) is torch.Tensor else t, out)
+
+
+class Asked(torch.Tensor):
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.names.append(getattr(func, "__name__", "?"))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _asked() -> Any:
+    """Nodes of a backward pass call ops on what has such a function, which is asked of none of them."""
+    Asked.names.clear()
+    x = pending().as_subclass(Asked).requires_grad_()
+    y = torch.cat([x * x.sin(), torch.stack([x, x * 2]).sum(0)])
+    y.sum().backward()
+    return list(Asked.names), plain(x.grad)
+
+
+def _handed_on() -> Any:
+    t = pending().as_subclass(HandsOn)
+    copied, reduced = copy.deepcopy(t), copy.deepcopy(torch.nn.Parameter(t * 2))
+    kinds = [type(x).__name__ for x in (copied, reduced, t + 1, _saved(t))]
+    return kinds, t.tolist(), t[1].item(), bool(t[1] > 1), repr(copied), plain(reduced.detach()), t.numpy().sum()
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
+    **({"handed on": _handed_on} if hasattr(torch.overrides, "redispatch_function") else {}),  # not in torch 2.11
+    "asked": _asked,
     "of lists": lambda: plain(S([[1, 2]]) * 2),
     "of nothing": lambda: (type(S()).__name__, S().shape, S(3).shape, S(2, 3).shape),
     "of a pending tensor": lambda: (type(S(pending())).__name__, plain(S(pending()) * 2)),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import _has_torch_function as _has_function
 from torch._C import _len_torch_function_stack as _functions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -56,6 +57,15 @@ def is_plain(kind: type) -> bool:
     return found
 
 
+def _asks_functions(args: Any, kwargs: Any) -> bool:
+    """Whether looking at an argument would call the `__torch_function__` of a subclass. Where that has been called it
+    is switched off, most often; in an autograd node it is not, nor by `torch.overrides.redispatch_function`.
+    """
+    if _has_function(args) or (kwargs and _has_function(tuple(kwargs.values()))):
+        return True
+    return any(_has_function(a) for a in args if type(a) is list)
+
+
 class Watcher(TorchDispatchMode):
     """A mode that is entered before a context to see what runs natively in it, and nothing else."""
 
@@ -89,6 +99,9 @@ class FrontDoor(Bypass):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _functions():
             with quiet.functions_hidden():
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        if _asks_functions(args, kwargs):
+            with torch._C.DisableTorchFunctionSubclass():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if profiled.on and getattr(func, "namespace", "") != "profiler":  # whose ranges are the program's own
             return self._profiled(func, types, args, kwargs)

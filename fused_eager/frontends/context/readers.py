@@ -61,6 +61,7 @@ READERS: tuple[Guard, ...] = (
     Guard(torch.Tensor, "__dlpack__", exposes=True),
     Guard(torch.Tensor, "share_memory_", exposes=True),
     Guard(torch.Tensor, "data_ptr", exposes=True),
+    *(Guard(torch.Tensor, name, exposes=True) for name in ("const_data_ptr",) if hasattr(torch.Tensor, name)),
     Guard(torch.Tensor, "tolist"),
     Guard(torch.Tensor, "is_pinned"),
     Guard(torch.Tensor, "apply_"),
@@ -139,16 +140,30 @@ def _is_asked_by_torch() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
+# Not in torch 2.11. A `__torch_function__` that calls `redispatch_function` leaves this mark for whoever asks next
+# whether an argument has such a function: it is passed over, once.
+_passes_over = getattr(torch._C, "_peek_should_skip_torch_function", bool)
+_pass_over = getattr(torch._C, "_set_skip_next_torch_function", bool)
+
+
 class StandIn:
     """What stands in the place of `owner.name` while a context is open. It is equal to that, as torch and its users
-    keep functions in tables, and what copies or pickles it gets that."""
+    keep functions in tables, and what copies or pickles it gets that. `call` gets it as its first argument."""
 
     def __init__(self, guard: Guard, original: Callable[..., Any], call: Callable[..., Any]):
         functools.update_wrapper(self, original)
         self._guard, self._original, self._call = guard, original, call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        if not _passes_over():
+            return self._call(self._original, *args, **kwargs)
+        # What we look at must not take the mark away.
+        _pass_over(False)
+        return self._call(self._passed_over, *args, **kwargs)
+
+    def _passed_over(self, *args: Any, **kwargs: Any) -> Any:
+        _pass_over(True)
+        return self._original(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -169,7 +184,7 @@ class StandIn:
 def settling(guard: Guard, original: Callable[..., Any]) -> StandIn:
     """What finishes the values that `original` reads, and calls it."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         door = THREAD.door
         if native.nothing_is_pending():
             if (door is None or door.hidden) and not guard.exposes:
@@ -270,7 +285,7 @@ def constructing(original: Callable[..., Any]) -> StandIn:
     """
     guard = Guard(torch.Tensor, "__new__")
 
-    def new(*args: Any, **kwargs: Any) -> Any:
+    def new(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for a in args[1:]:
             if isinstance(a, torch.UntypedStorage):
                 materialized(a, guard)
