@@ -23,7 +23,9 @@ from ..compiling.caching import Keeper, keeper
 from ..config import Config
 from ..log.events import LOG
 from ..policy.autotuner import FLUSHES
-from ..policy.segment import FACTOR, Choice, Pieces, Place, Ran, Segment, is_worth
+from ..policy.compare import is_worth
+from ..policy.segment import Choice, Pieces, Ran, Segment
+from ..policy.times import FACTOR, Place
 
 FORMAT = 1  # of the blob and of what a key says about a segment; part of every key
 BLOB = "choice"

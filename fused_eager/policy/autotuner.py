@@ -22,7 +22,8 @@ from typing import Literal
 
 from ..bounded import Bounded
 from .iteration import Iteration
-from .segment import Choice, Pieces, Place, Segment, Steady, Times
+from .segment import Choice, Pieces, Segment
+from .times import Place, Steady, Times
 
 # Seconds that what was found in some contexts is taken for true of the next ones that are entered there: at first, and
 # in the end, doubled each time that so many more confirm it.
@@ -137,7 +138,7 @@ class Autotuner:
     def _was_alone(self, seconds: float) -> None:
         segment = self.single
         if segment is not None and segment.trying and not segment.size:
-            segment.alone_s = min(seconds, segment.alone_s or seconds)
+            segment.alone.append(seconds)
 
     def passed(self, place: Place, waited: bool, stepped: bool = False, idle: bool = False) -> None:
         """The program has read a value at `place`; `waited`: the value was not in native memory before. Or an optimizer
@@ -235,7 +236,7 @@ class Autotuner:
         """The front door is back. The fastest of turns that took about as long took so long (0: they did not), and that
         is what they take in the `middle` (0: nobody knows). What was read in the meantime is not known."""
         if fastest:
-            self._was_alone(fastest)
+            self._was_alone(middle or fastest)
         iteration = self.iteration
         if iteration.tried(time.perf_counter(), middle):
             Choice(iteration.alone, iteration.fused_s, middle).tell(iteration.place, remembered=False)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from .segment import CLOSE, Place, Segment, pause
+from .segment import CLOSE, Segment, pause
+from .times import Place
 
 ANY = "any"  # in place of the shapes that a turn begins with, where they differ from turn to turn
 TIMED = 4  # turns that are timed each way; an even number, as every other one may be of another optimizer

@@ -1,8 +1,9 @@
 """A segment: the ops between two reads of the program, what they took each way, and which way is kept.
 
-A few of them are timed fused, a few natively, and the faster way is kept; now and then the other one gets another
-chance, against what the kept one has taken last: a machine is slower at one time than at another. Where a segment
-suddenly takes twice as long, or half, it is another one than it was: both ways are measured again.
+Some of them are timed fused, some natively, until it is clear which way is faster, and that way is kept. Now and then
+the other one is looked at again, against what the kept one has taken last: a machine is slower at one time than at
+another. Where a segment suddenly takes twice as long, or half, and the machine alone does not do that, it is another
+one than it was: both ways are measured again.
 
 What was chosen is owed to the compile cache, and what another process chose may be offered by it (`executing.choices`):
 it is then taken as if it had been measured here, and given up like that where it turns out to be wrong here.
@@ -10,128 +11,35 @@ it is then taken as if it had been measured here, and given up like that where i
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..log.events import LOG
 from ..log.site import describe
+from .compare import WORTH, gain, is_clear, is_worth
+from .times import MOST, SAMPLES, Noise, Place, Steady, Times, usual
 
-SAMPLES = 4  # segments of each way that are timed; the first of them pays for the change and does not count
-MOST = 4 * SAMPLES  # and no more, where they end here and there
-# Fused has to take less than this part of the native time: what the program holds goes to other memory after a context
-# is entered, or a `sync()`, and back before the next: a third of a step, for an optimizer.
-WORTH = 0.95
 CLOSE = 1.5  # the slower way takes at most so many times the faster: a busy moment may have decided
 FAR = 4.0  # neither a busy moment nor our mode makes torch so many times slower: it is
-# The other way is tried again after the time of so many segments: after a close call, after any other; then doubled
-# each time. And not before what it cost to try it is so small a part of the time since.
-SOON, AGAIN, LONGEST = 16, 256, 16_384
+LOOK_S = 0.5  # seconds that may go into segments of one way until they tell it from the other
+# The other way is tried again after the time of so many segments, then doubled each time: after a close call from the
+# first to the second, or to so many seconds; after any other from the second to the third. And not before what it cost
+# to try it is so small a part of the time since.
+SOON, AGAIN, LONGEST, LONGEST_S = 16, 256, 16_384, 6.0
 LOSS = 0.01
-FACTOR, SURPRISES = 2.0, 3  # so far from what was measured, so many times in a row: what was measured is something else
-BLINK = 1e-3  # seconds: what is shorter may take twice as long at any time
+DOUBTS = 64  # blocks in a row, at most, that are slower than the other way was, until that is tried
 ASKS = 4  # times that a segment's choice is asked for
 
-Place = Hashable
 Pieces = tuple[tuple[str, str], ...]  # the regions of a flush: who runs it (xla or aten), the digest of its key
 Ran = tuple[Pieces | None, ...]  # the flushes of a segment; None where a region has no key
-
-
-@dataclass
-class Steady:
-    """Whether times stay about what they were."""
-
-    expected: float = 0.0  # 0: the first one says
-    surprises: int = 0
-
-    def holds(self, seconds: float) -> bool:
-        """Take one more time; False when it has become clear that they are others now."""
-        if not self.expected:
-            self.expected = seconds
-        took, expected = max(seconds, BLINK), max(self.expected, BLINK)
-        off = took > FACTOR * expected or FACTOR * took < expected
-        self.surprises = self.surprises + 1 if off else 0
-        return self.surprises < SURPRISES
-
-
-class Times:
-    """What segments took that began alike and ran the same way, by where they ended: a loop that reads its loss every
-    tenth step has segments of a step, and short ones from the last step to the read.
-
-    The first one pays for the change of ways and does not count.
-    """
-
-    def __init__(self) -> None:
-        self.by_end: dict[Place, deque[float]] = {}  # the last `MOST` of each
-        self.count = 0
-        self.spent = 0.0  # seconds, all of them together
-
-    def add(self, end: Place, seconds: float) -> None:
-        """One more."""
-        if self.count:
-            self.by_end.setdefault(end, deque(maxlen=MOST)).append(seconds)
-        self.count += 1
-        self.spent += seconds
-
-    def of(self, end: Place) -> Sequence[float]:
-        """Those that ended there."""
-        return self.by_end.get(end, ())
-
-    def usual(self) -> Place:
-        """Where most of them ended."""
-        return max(self.by_end, key=lambda end: len(self.by_end[end]), default=None)
-
-    def amend(self, end: Place, seconds: float) -> None:
-        """The last one has taken so much more."""
-        if self.by_end.get(end):
-            self.by_end[end][-1] += seconds
-        self.spent += seconds
-
-    def best(self, end: Place) -> float:
-        """The fastest of those that ended there; 0 if none did."""
-        return min(self.of(end), default=0.0)
-
-    def middle(self, end: Place) -> float:
-        """The median of those that ended there; 0 if none did."""
-        return statistics.median(self.of(end) or (0.0,))
-
-    def suffice(self, end: Place, samples: int) -> bool:
-        """Whether there are so many of those that ended there, or it has become clear that there will not be."""
-        return len(self.of(end)) >= samples - 1 or self.count >= MOST
-
-    def copy(self) -> Times:
-        """The same, which go on alone."""
-        other = Times()
-        other.by_end = {end: times.copy() for end, times in self.by_end.items()}
-        other.count, other.spent = self.count, self.spent
-        return other
-
-    def keep(self, end: Place, samples: int) -> None:
-        """As if the last ones that ended there, and the one before them, were all that have been timed."""
-        last = list(self.of(end))[1 - samples :]
-        self.clear()
-        for seconds in (*last[:1], *last):
-            self.add(end, seconds)
-
-    def clear(self) -> None:
-        """Begin again."""
-        self.by_end.clear()
-        self.count = 0
-        self.spent = 0.0
-
-
-def is_worth(fused: float, native: float) -> bool:
-    """Whether what runs so fast fused should."""
-    return fused < WORTH * native
 
 
 def pause(before: float, best: float, close: bool, lost: float) -> float:
     """Seconds until the slower way is tried again: after `before`, the time until this try, where the faster one takes
     `best` and trying the other has `lost` so much."""
-    first = (SOON if close else AGAIN) * best
-    return max(first, min(2 * before, LONGEST * best), lost / LOSS)
+    first, most = (SOON * best, max(AGAIN * best, LONGEST_S)) if close else (AGAIN * best, LONGEST * best)
+    return max(first, min(2 * before, most), lost / LOSS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +100,13 @@ class Segment:
     kept: bool | None = None  # while the other way is tried again: the one that was chosen, whose times are old
     tried: bool = False  # torch alone, without our mode on its stack, since fused was last found to be worth it
     trying: bool = False  # and that is what is being done
-    alone_s: float = 0.0  # the fastest one then; 0 if there was none
+    alone: list[float] = field(default_factory=list)  # seconds of each of those
     paid: bool = False  # it was found to be faster fused, and that has been told
     size: int = 0  # of the first one, where lengths keep changing
+    last: Choice | None = None  # what it was chosen by last
+    noise: Noise = field(default_factory=Noise)  # of the way that was
+    doubts: int = 0  # blocks in a row that took longer than the other way had,
+    enough: int = 1  # and how many there have to be
 
     def took(
         self, seconds: float, native: bool, end: Place, flushes: Sequence[Pieces | None] = (), same: bool = False
@@ -204,7 +116,7 @@ class Segment:
         if self.chosen is None:
             times.add(end, seconds)
             if same and not native:
-                self.native.add(end, seconds)  # or chance would decide, and hold on to our mode where torch is alone
+                self.native.add(end, seconds)  # or chance decides, and holds on to our mode where torch is alone
             if not native:
                 self.ran[end] = ran = tuple(flushes)
                 if ran and ran not in self.asked and len(self.asked) < ASKS:
@@ -213,15 +125,28 @@ class Segment:
             return times
         if native is not self.chosen or end != self.end:
             return None
-        if not self.steady.holds(seconds):
-            self.chosen, self.kept, self.length = None, None, 0
+        if not self.steady.holds(seconds, self.noise.deviation):
+            self.chosen, self.kept, self.length, self.last = None, None, 0, None
+            self.noise.interrupt()
             self._forget(self.fused)
             self._forget(self.native)
             return None
         if self.trying:
             return None
         times.add(end, seconds)
+        self._doubt(self.noise.add(seconds))
         return times
+
+    def _doubt(self, block_s: float) -> None:
+        """Those of the last block took so long (0: it is not full). The other way is tried at once where it had taken
+        less, and each time that this was in vain, later."""
+        last = self.last
+        if not (block_s and last and last.worst) or last.worst == last.best:  # of one and the same way
+            return
+        ours, other = (WORTH * block_s, last.worst) if last.native else (block_s, WORTH * last.worst)
+        self.doubts = self.doubts + 1 if ours > other and block_s > last.best else 0
+        if self.doubts > self.enough:
+            self.doubts, self.enough, self.until = 0, min(2 * self.enough, DOUBTS), 0.0
 
     def share(self, size: int) -> float:
         """By what the time of one of such a size is to be multiplied, to compare it with that of others."""
@@ -232,7 +157,8 @@ class Segment:
 
     def _forget(self, times: Times) -> None:
         times.clear()
-        self.tried, self.trying, self.alone_s = False, False, 0.0
+        self.tried, self.trying = False, False
+        self.alone.clear()
 
     def twin(self) -> Segment:
         """One that begins with the same op after something else: the same, as long as it takes the same time."""
@@ -244,6 +170,8 @@ class Segment:
             asked=set(),
             owed=[],
             steady=Steady(self.steady.expected),
+            alone=list(self.alone),
+            noise=Noise(self.noise.variance),
             offered=None,
         )
 
@@ -273,56 +201,72 @@ class Segment:
                 self._forget(other)
                 self.kept = self.chosen
             self.chosen, self.trying = None, False
-        self.end = (self.fused if self.fused.count else self.native).usual()
+        self.end = (self.fused if self.fused.count else self.native).usual_end()
         if not self._suffices(self.fused, self.native):
             return False
         return not self._suffices(self.native, self.fused) or self._choose()
 
     def _suffices(self, times: Times, other: Times) -> bool:
-        """Whether one way has been tried often enough: to find that it is still the slower one, once is, and to find at
-        first that it is by far, twice."""
-        factor, least = (CLOSE, 1) if self.length else (FAR, 2)
-        slower = self._takes(times) > factor * self._takes(other) > 0 and len(times.of(self.end)) >= least
-        return slower or times.suffice(self.end, self._samples)
+        """Whether one way has been tried often enough: to find that it is still the slower one, or at first that it is
+        by far, twice is."""
+        found = times.of(self.end)
+        if len(found) > 1 and min(found) > (CLOSE if self.length else FAR) * self._takes(other)[0] > 0:
+            return True
+        if not times.suffice(self.end, self._samples):
+            return False
+        if times.count >= MOST or sum(found) > LOOK_S or not other.of(self.end):
+            return True
+        return self._tells()
+
+    def _tells(self) -> bool:
+        """Whether what was timed tells the ways apart."""
+        if list(self.fused.of(self.end)) == list(self.native.of(self.end)):
+            return True  # nothing was recorded: they are one way
+        (fused, error), (native, other) = self._takes(self.fused), self._takes(self.native)
+        return is_clear(gain(fused, native), error**2 + other**2 + self.noise.variance)
 
     @property
     def _samples(self) -> int:
         return 2 * SAMPLES if self.size else SAMPLES
 
-    def _takes(self, times: Times) -> float:
-        """How long one takes: where lengths change, the fastest one had a length that suits it."""
-        return times.middle(self.end) if self.size else times.best(self.end)
+    def _takes(self, times: Times) -> tuple[float, float]:
+        """How long one takes, and the error of that; in the middle, where lengths change: some suit a way better."""
+        return usual(times.of(self.end), middle=bool(self.size))
 
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
-        fused, native = self._takes(self.fused), self._takes(self.native)
+        fused, native = self._takes(self.fused)[0], self._takes(self.native)[0]
+        if self.alone:
+            native = min(native, usual(self.alone[1:] or self.alone)[0])
         kept, self.kept = self.kept, None
-        if kept is not None and native and is_worth(fused, native) is kept:
+        both = bool(fused and native)
+        to_native = both and not is_worth(fused, native)
+        if both and kept is not None and to_native is not kept:
             # It would be given up for times of another hour: a program that logged in every step may not do so now.
             (self.native if kept else self.fused).clear()
             return kept
-        if native and is_worth(fused, native) and native < FAR * fused and not self.tried:
+        if both and not to_native and native < FAR * fused and not self.tried:
             return self._try_alone(native)
-        native = min(native, self.alone_s or native)
-        choice = Choice(bool(native) and not is_worth(fused, native), fused, native)
-        if fused and native:
+        choice = Choice(to_native, fused, native)
+        if both:
             self.owed.append((self.ran.get(self.end, ()), self.end, choice))
         return self._settle_on(choice, remembered=False)
 
     def _try_alone(self, native: float) -> bool:
         """Before fused is chosen: below our mode torch takes more time than alone, sometimes twice as much."""
         self.tried = self.trying = self.chosen = True
-        self.native.count, self.native.spent = self.native.count + SAMPLES, self.native.spent + SAMPLES * native
+        self.native.count += SAMPLES
         self.until, self.steady = time.perf_counter() + SAMPLES * native, Steady()
         return True
 
     def _settle_on(self, choice: Choice, remembered: bool) -> bool:
         slower = self.fused if choice.native else self.native
-        # The second: those that ended elsewhere may have been much shorter.
-        lost = max(slower.spent - slower.count * choice.best, slower.count * (choice.worst - choice.best))
-        self.length = pause(self.length, choice.best, choice.is_close, lost)
-        self.chosen, self.until = choice.native, time.perf_counter() + self.length
+        changes = self.last is not None and self.last.native is not choice.native
+        lost = slower.count * max(choice.worst - choice.best, 0.0)
+        self.length = pause(0.0 if changes else self.length, choice.best, choice.is_close, lost)
+        self.chosen, self.until, self.last = choice.native, time.perf_counter() + self.length, choice
+        self.noise.interrupt()
         # What is timed is torch below our mode, which may be a good deal slower than alone.
-        self.steady = Steady((choice.native and self._takes(self.native)) or choice.best)
+        self.steady = Steady((choice.native and self._takes(self.native)[0]) or choice.best)
         choice.tell(self.place, remembered)
         return choice.native

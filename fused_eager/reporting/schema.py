@@ -330,8 +330,8 @@ KINDS: dict[str, Kind] = {
             (
                 Field("site", "text", "the line of its first op"),
                 Field("native", "boolean", "whether it runs natively from now on"),
-                Field("fused_s", "number", "seconds of the fastest fused segment, of a turn in the middle"),
-                Field("native_s", "number", "seconds of the fastest native one, of a turn in the middle; 0: unknown"),
+                Field("fused_s", "number", "seconds of a fused segment, on average, or of a turn in the middle"),
+                Field("native_s", "number", "seconds of a native one; 0: unknown"),
                 _REMEMBERED,
             ),
         ),

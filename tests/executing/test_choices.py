@@ -18,7 +18,8 @@ from fused_eager.executing import choices, load
 from fused_eager.executing.choices import Absurd, from_bytes, to_bytes
 from fused_eager.policy import autotuner
 from fused_eager.policy.autotuner import FLUSHES
-from fused_eager.policy.segment import AGAIN, SAMPLES, SURPRISES, Choice
+from fused_eager.policy.segment import AGAIN, Choice
+from fused_eager.policy.times import SAMPLES, SURPRISES
 from tests.cached_program import autotuned, small
 from tests.compiling.test_caching import _machine, child, own_process, run
 from tests.streams import events, open_stream
@@ -53,7 +54,7 @@ def process(
 @pytest.mark.slow  # by one process, as if it were two, in every run
 def test_a_second_process_takes_the_choice_without_measuring(tmp_path: Path) -> None:
     environ = {"FUSED_EAGER_NATIVE": "measured"}
-    cold, warm = child("paced", tmp_path, **environ), child("paced", tmp_path, **environ)
+    cold, warm = child("autotuned", tmp_path, **environ), child("autotuned", tmp_path, **environ)
     assert cold["value"] == MEASURED and warm["value"] == ADOPTED
     assert cold["counts"]["choice absent"] == cold["counts"]["choice written"] == 1
     assert warm["counts"]["choice found"] == 1 and "choice written" not in warm["counts"]

@@ -13,7 +13,8 @@ from fused_eager import fused_eager
 from fused_eager.policy import autotuner
 from fused_eager.policy.autotuner import ENTRIES, SOME, Autotuner
 from fused_eager.policy.hotness import VARIANTS
-from fused_eager.policy.segment import AGAIN, LOSS, SAMPLES, SOON, SURPRISES, Place, Segment
+from fused_eager.policy.segment import AGAIN, LOSS, SOON, Segment
+from fused_eager.policy.times import SAMPLES, SURPRISES, Place, usual
 
 from .clock import Clock
 
@@ -171,7 +172,8 @@ def test_torch_below_our_mode_is_not_taken_for_another_segment(monkeypatch: pyte
             assert segment.wants_native() is way
             segment.took(seconds, way, READ)
     assert segment.wants_native() and segment.trying
-    segment.alone_s, clock.now = 1.0, 100.0
+    segment.alone.append(1.0)
+    clock.now = 100.0
     assert segment.wants_native() and not segment.trying
     for _ in range(2 * SURPRISES):
         segment.took(3.0, True, READ)
@@ -462,4 +464,4 @@ def test_segments_of_changing_length_are_compared_by_their_length(monkeypatch: p
     ways = [False] * (1 + 2 * SAMPLES) + [True] * 2 * SAMPLES
     assert ran[: len(ways)] == ways and not any(ran[-10:])
     (found,) = [s for s in autotuner.SEGMENTS.values() if s.size]
-    assert found.native.middle(found.end) == pytest.approx(2 * found.fused.middle(found.end))
+    assert usual(found.native.of(found.end), True)[0] == pytest.approx(2 * usual(found.fused.of(found.end), True)[0])

@@ -12,7 +12,7 @@ from fused_eager import fused_eager
 from fused_eager.compiling import background
 from fused_eager.frontends.context.bypass import Turns
 from fused_eager.frontends.context.threads import current_door
-from fused_eager.policy import autotuner, segment
+from fused_eager.policy import autotuner, times
 from fused_eager.policy.iteration import TIMED, Iteration
 from fused_eager.policy.segment import AGAIN, LOSS, SOON, Segment
 from tests.streams import CLOCKS, events
@@ -188,7 +188,7 @@ def test_a_loop_of_two_segments_ends_up_on_the_faster_way_of_all(
 ) -> None:
     """Each was found to be faster fused, beside the other; natively both take 0.9 or 1.4 of that."""
     autotuner.forget()
-    monkeypatch.setattr(segment, "FACTOR", math.inf)
+    monkeypatch.setattr(times, "FACTOR", math.inf)
     clock = Costs()
     for module in CLOCKS:
         monkeypatch.setattr(f"fused_eager.{module}.time", clock)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fused_eager import fused_eager, report, sync
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.policy import autotuner
-from fused_eager.policy.segment import SAMPLES
+from fused_eager.policy.times import SAMPLES
 from tests.streams import events
 
 LIMIT = 64  # ops; no multiple of any of the rounds below

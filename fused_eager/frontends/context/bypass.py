@@ -26,7 +26,8 @@ from ...log.events import LOG
 from ...log.reasons import Reason
 from ...policy.autotuner import Turn
 from ...policy.iteration import TIMED
-from ...policy.segment import FACTOR, LOSS, Place, Steady
+from ...policy.segment import LOSS
+from ...policy.times import FACTOR, Place, Steady
 from ...recording.rounds import Rounds
 from ...tracing.stream import STREAMS, Stream
 from . import entered

@@ -21,8 +21,9 @@ from fused_eager import fused_eager, report, sync
 from fused_eager.frontends.context.bypass import LOOKED_AT, READS, Turns
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
-from fused_eager.policy import autotuner, segment
-from fused_eager.policy.segment import SAMPLES, Segment
+from fused_eager.policy import autotuner, times
+from fused_eager.policy.segment import Segment
+from fused_eager.policy.times import SAMPLES
 from fused_eager.quiet import stack
 from fused_eager.reporting.text import facts_lines
 from tests.streams import CLOCKS, forget_shapes
@@ -32,7 +33,7 @@ from tests.streams import CLOCKS, forget_shapes
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     autotuner.forget()
     forget_shapes()
-    monkeypatch.setattr(segment, "FACTOR", math.inf)  # on a busy machine any segment may take twice as long
+    monkeypatch.setattr(times, "FACTOR", math.inf)  # on a busy machine any segment may take twice as long
 
 
 class Ticking:
@@ -76,6 +77,7 @@ def _native_wins(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
         return True
 
     monkeypatch.setattr(Segment, "_choose", choose)
+    monkeypatch.setattr(Segment, "_tells", lambda self: True)
 
 
 def trainer(read: bool) -> Callable[[], torch.Tensor]:
@@ -483,11 +485,11 @@ def test_any_read_is_a_turn(native_wins: None, read: Callable[[torch.Tensor], An
 
 
 def test_turns_that_were_not_looked_at_are_counted_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "FACTOR", 2.0)
+    monkeypatch.setattr(times, "FACTOR", 2.0)
     turns = Turns("read", 1.0)
     fast = [turns.ended(1.0 + 1e-3 * k, 100) for k in range(1, 21)]
     assert all(fast) and turns.count == 2000 and turns.usual == pytest.approx(1e-5)
-    slow = [turns.ended(2.0 + 2e-3 * k) for k in range(8 * segment.SURPRISES)]
+    slow = [turns.ended(2.0 + 2e-3 * k) for k in range(8 * times.SURPRISES)]
     assert not all(slow), "each takes 2 ms now"
 
 
@@ -535,6 +537,7 @@ def test_reads_are_no_turn_where_nothing_is_to_be_gained(monkeypatch: pytest.Mon
         return False
 
     monkeypatch.setattr(Segment, "_choose", choose)
+    monkeypatch.setattr(Segment, "_tells", lambda self: True)
     x = torch.ones(2, 4)
     with fused_eager(native="measured"):
         assert not any(turns((x * 2).sum().item, 8 * READS))
@@ -581,6 +584,7 @@ def test_a_loop_of_which_a_part_is_faster_fused_stays_recorded(monkeypatch: pyte
         sync()
 
     monkeypatch.setattr(Segment, "_choose", _choose_by_op)
+    monkeypatch.setattr(Segment, "_tells", lambda self: True)
     with fused_eager(native="measured"):
         bypassed = turns(step, 60)
     chosen = {s.chosen for s in autotuner.SEGMENTS.values()}
