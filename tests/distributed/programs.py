@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils import _pytree as pytree
 
@@ -399,6 +399,52 @@ def in_place_grad(rank: int, context: Context) -> Any:
 
 def reads(rank: int, context: Context) -> Any:
     return train(rank, context, each=lambda ddp, at: [float(p.grad.norm()) for p in ddp.parameters()])
+
+
+def optimizer_in_hooks(rank: int, context: Context) -> Any:
+    """Torch's own: a parameter is stepped in a communication hook, as soon as its bucket has been reduced."""
+
+    def prepare(ddp: DDP) -> None:
+        ddp._register_fused_optim(torch.optim.SGD, 0.05, momentum=0.9)
+
+    def no_step(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
+
+    return train(rank, context, steps=6, prepare=prepare, optimizer=no_step, bucket_cap_mb=SMALL)
+
+
+def optimizer_of_each(rank: int, context: Context) -> Any:
+    """Optimizers of single parameters that hooks behind the reducer step, in the middle of a backward pass."""
+    optimizers: dict[Any, torch.optim.Optimizer] = {}
+
+    def each(ddp: DDP, at: int) -> Any:
+        if at == 0:
+            for p in ddp.parameters():
+                optimizers[p] = momentum([p], lr=0.01)
+
+                def step(p: torch.Tensor) -> None:
+                    optimizers[p].step()
+
+                p.register_post_accumulate_grad_hook(step)
+        return [float(p.detach().sum()) for p in ddp.parameters()]
+
+    return train(rank, context, steps=5, each=each)
+
+
+def noop_hook(rank: int, context: Context) -> Any:
+    """A hook that leaves the gradients of each rank as they are: the ranks part."""
+    out = train(rank, context, prepare=lambda ddp: ddp.register_comm_hook(None, debugging_hooks.noop_hook))
+    return out[0]
+
+
+def told(rank: int, context: Context) -> Any:
+    """What DistributedDataParallel logs of itself, with the statistics of each pass."""
+
+    def each(ddp: DDP, at: int) -> Any:
+        data = ddp._get_ddp_logging_data()
+        return data["world_size"], data["iteration"], data["num_parameter_tensors"]
+
+    return train(rank, context, steps=6, each=each, prepare=lambda ddp: ddp._set_ddp_runtime_logging_sample_rate(1))
 
 
 class Shared(nn.Module):

@@ -26,6 +26,7 @@ KINDS = [
     "static_graph",
     "ready_future",
     "unused_view",
+    "optimizer_in_hooks",
     "collectives",
 ]
 MIXED = ["made_inside@mixed", "bucket_view_clip@mixed", "own_hook@mixed", "buffers@mixed"]
