@@ -140,6 +140,19 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("float64",),
     ),
     Accepted(
+        ("corrcoef",),
+        ("values",),
+        ("gradients",),
+        "two observations correlate by 1 or -1, so that the gradient is a rounding error, times what comes in",
+        ("float64",),
+    ),
+    Accepted(
+        ("linalg.eig",),
+        ("raises",),
+        ("gradients",),
+        "whether a loss is refused for hanging on a phase is a comparison, here of numbers that are none",
+    ),
+    Accepted(
         ("linalg.matrix_rank",),
         ("raises",),
         NOT_FINITE,
@@ -280,7 +293,7 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("complex64",),
     ),
     Accepted(
-        ("nn.functional.rms_norm", "geqrf", "qr", "linalg.qr", *TRANSFORMS),
+        ("nn.functional.rms_norm", "geqrf", "qr", "linalg.qr", "linalg.inv_ex", *TRANSFORMS),
         ("overflows", "makes NaN"),
         ("largest", "lowest"),
         "squares and transforms of the largest numbers overflow in one order of the sums and not in the other",
@@ -324,6 +337,7 @@ UNRUN: dict[tuple[str, str], str] = {
         for pattern in NOT_FINITE
     },
     **{(op, p): _LOW_RANK for op in ("svd_lowrank", "pca_lowrank") for p in ("ones", "halves", "negative")},
+    ("lcm", "wrapping"): "eager divides the lowest number by -1 in C++, which ends the process",
     ("native_batch_norm", "no elements"): "eager divides by zero in C++, which ends the process",
     ("_native_batch_norm_legit", "no elements"): "eager divides by zero in C++, which ends the process",
     ("resize_", "no elements"): "what it grows into is unwritten memory",
