@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast test-device test-dist test-tpu test-clients test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast coverage test-device test-dist test-tpu test-clients test-full test-services test-wheel test-upstream
 .PHONY: bench bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -59,6 +59,13 @@ test-tpu: .venv/.made-tpu
 # One in 12 of them, spread over all folders: for a first look, in two minutes on two cores.
 test-fast: .venv/.made
 	$(BIN)/python -m pytest -m "not slow and not services" --one-in 12 $(WORKERS) $(ARGS)
+
+# The same tests, and what they run of each folder. What runs in processes of its own (the compiler's, most of the
+# device's tests, examples) is not seen.
+coverage: .venv/.made-coverage
+	$(BIN)/python -m pytest -m "not slow and not services" --one-in 12 $(WORKERS) \
+		--cov --cov-report=json:build/coverage.json $(ARGS)
+	$(BIN)/python -m tests.covered build/coverage.json
 
 # The sdist, the wheel that is built from it, and every entry point of that wheel in an environment without the sources.
 test-wheel: .venv/.made
@@ -126,6 +133,10 @@ build/types:
 .venv/.made-full: .venv/.made
 	$(PIP) --no-build-isolation --editable '.[test-full]'
 	@$(COMPILE)
+	@touch $@
+
+.venv/.made-coverage: .venv/.made
+	$(PIP) --no-build-isolation --editable '.[coverage]'
 	@touch $@
 
 .venv/.made-tpu: .venv/.made
