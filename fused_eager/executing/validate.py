@@ -140,9 +140,10 @@ def keyed(computation: Computation) -> None:
         back = canonical.to_parts(canonical.to_computation(parts))
     except (ValueError, LookupError) as error:
         raise ValidationError(f"keys: that of {computation.name} cannot be turned back: {error}") from error
-    if back != parts:
+    text = json.dumps(parts, sort_keys=True)  # in which a NaN equals itself, and zero has a sign
+    if json.dumps(back, sort_keys=True) != text:
         raise ValidationError(f"keys: that of {computation.name} stands for another region as well")
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
     if _REGIONS.setdefault(identity(computation, ()), digest) != digest:
         raise ValidationError(f"keys: {computation.name} has the key of another region in this process")
 
