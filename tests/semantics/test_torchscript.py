@@ -162,6 +162,17 @@ def test_save_for_mobile(mode: str) -> None:
     check(program, mode)
 
 
+@pytest.mark.filterwarnings("ignore")  # quantized tensors are on their way out
+def test_a_method_of_a_class_in_cpp(mode: str) -> None:
+    """It is called as scripted code is, and has no graph."""
+
+    def program() -> Any:
+        weight = torch.quantize_per_tensor(pending().reshape(2, 2), 0.1, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(weight, None).unpack()[0].dequantize()
+
+    check(program, mode)
+
+
 def test_fx(mode: str) -> None:
     check(lambda: torch.fx.symbolic_trace(with_tensor)(pending()), mode)
 

@@ -113,6 +113,14 @@ def torchscript_alone(original: Callable[..., Any]) -> Callable[..., Any]:
 _reads: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
+def _has_reads(script: Any) -> bool:
+    try:
+        graph = script.inlined_graph
+    except RuntimeError:  # a method of a class that is C++ has none
+        return False
+    return any(graph.findAllNodes(kind) for kind in READS)
+
+
 def alone_if_it_reads(original: Callable[..., Any]) -> Callable[..., Any]:
     """What calls scripted code; below our mode, unless it has `READS`. Those may read what it has made on the way."""
     alone = torchscript_alone(original)
@@ -121,8 +129,7 @@ def alone_if_it_reads(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(script: Any, /, *args: Any, **kwargs: Any) -> Any:
         reads = _reads.get(script)
         if reads is None:
-            graph = script.inlined_graph
-            reads = _reads[script] = any(graph.findAllNodes(kind) for kind in READS)
+            reads = _reads[script] = _has_reads(script)
         return (alone if reads else original)(script, *args, **kwargs)
 
     return call
