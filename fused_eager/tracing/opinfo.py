@@ -23,7 +23,9 @@ class Kind(Enum):
     RANDOM = "random"  # draws from torch's generator: in program order, natively
     PARTS = "parts"  # the dense tensors that a sparse one consists of
     VALUES = "values"  # returns numbers, or shapes that depend on them: a sync point
-    CHECK = "check"  # is called to raise (`_linalg_check_errors`), which programs catch at its own line: a sync point
+    # is called to raise (`_linalg_check_errors`), which programs catch at its own line, or looks at memory and hands
+    # out a view of it: a sync point at which the program reads nothing
+    CHECK = "check"
     COMPOSITE = "composite"  # its own decomposition is recorded instead
     CUSTOM = "custom"  # somebody's own op: it may do more than compute, so it runs at once
     COMPUTE = "compute"  # recorded
@@ -148,7 +150,9 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.PARTS
     if is_composite(op) and rule_for(op) is None:
         return Kind.COMPOSITE
-    if (op.is_view or str(op) in ALIASES) and str(op) not in LOOKING_VIEWS:
+    if str(op) in LOOKING_VIEWS:
+        return Kind.CHECK
+    if op.is_view or str(op) in ALIASES:
         return Kind.VIEW
     if op.namespace not in ("aten", "prims") and rule_for(op) is None:
         return Kind.CUSTOM

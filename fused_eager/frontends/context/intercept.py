@@ -12,23 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C import _has_torch_function as _has_function
 from torch._C import _len_torch_function_stack as _functions
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager.fusion_rules.decompose import is_composite
-from fused_eager.fusion_rules.lowering import leaves
 
 from ... import follower, profiled, quiet
 from ...compiling import background
 from ...config import Config
 from ...devices.buffer import LOCK
-from ...devices.host.buffers import TABLE, buffer_of
-from ...devices.storage import has_memory
 from ...executing import choices, run
-from ...executing.materialize import give_up, hand_over, materialize, materialize_all, take_over
+from ...executing.materialize import give_up, hand_over, materialize_all, take_over
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import OUTSIDE, Reason
@@ -39,31 +34,12 @@ from ...tracing.allowance import ALLOWANCE, limits
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import Stream
-from . import collectives, inspecting
+from . import collectives, inspecting, subclasses
 from .bypass import Bypass, turned
 
 _is_inference, _inference_mode = torch.Tensor.is_inference, torch.is_inference_mode_enabled
 _modes_below = torch._C._len_torch_dispatch_stack
-_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # of wrapped numbers
-_plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
-
-
-def is_plain(kind: type) -> bool:
-    """Whether tensors of this type behave below autograd like torch.Tensor: no `__torch_dispatch__` of their own."""
-    found = _plain_types.get(kind)
-    if found is None:
-        found = _plain_types[kind] = kind.__torch_dispatch__ is _PLAIN_DISPATCH  # type: ignore[attr-defined]
-    return found
-
-
-def _asks_functions(args: Any, kwargs: Any) -> bool:
-    """Whether looking at an argument would call the `__torch_function__` of a subclass. Where that has been called it
-    is switched off, most often; in an autograd node it is not, nor by `torch.overrides.redispatch_function`.
-    """
-    if _has_function(args) or (kwargs and _has_function(tuple(kwargs.values()))):
-        return True
-    return any(_has_function(a) for a in args if type(a) is list)
 
 
 class Watcher(TorchDispatchMode):
@@ -100,7 +76,7 @@ class FrontDoor(Bypass):
         if _functions():
             with quiet.functions_hidden():
                 return self.__torch_dispatch__(func, types, args, kwargs)
-        if _asks_functions(args, kwargs):
+        if subclasses.asks_functions(args, kwargs):
             with torch._C.DisableTorchFunctionSubclass():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if profiled.on and getattr(func, "namespace", "") != "profiler":  # whose ranges are the program's own
@@ -161,8 +137,8 @@ class FrontDoor(Bypass):
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
         for kind in types:
-            if not is_plain(kind):
-                _leave_to_subclass(args, kwargs)
+            if not subclasses.is_plain(kind):
+                subclasses.leave_to(args, kwargs)
                 return NotImplemented
         if autotuner.waiting:
             self._begin(func, args)
@@ -361,23 +337,6 @@ def _tracked(op: OpOverload, call: Callable[..., Any], args: Any, kwargs: dict[s
         return call(*args, **kwargs)
     with quiet.counting_writes():
         return call(*args, **kwargs)
-
-
-def _leave_to_subclass(args: Any, kwargs: Any) -> None:
-    """Before a `__torch_dispatch__` of the program's gets an op: what it does with memory of its own tensors, below all
-    modes, nobody sees. The plain tensors that come with them take part in it. A wrapper has no memory, and calls ops
-    on what it wraps: those come here in their turn.
-    """
-    if not TABLE:
-        return
-    tensors = [t for t in leaves([args, kwargs or {}]) if isinstance(t, torch.Tensor) and type(t) is not FakeTensor]
-    own = next((t for t in tensors if not is_plain(type(t)) and has_memory(t)), None)
-    if own is None:
-        return
-    for t in tensors:
-        b = buffer_of(t) if has_memory(t) else None
-        if b is not None:
-            materialize(b, Reason("sync.memory", f"{type(own).__name__}.__torch_dispatch__"))
 
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:

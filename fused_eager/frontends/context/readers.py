@@ -35,7 +35,8 @@ from ...log.reasons import Reason
 from ...quiet import stack, without
 from ...recording import native
 from . import bypass
-from .intercept import FrontDoor, is_plain, looked_at
+from .intercept import FrontDoor, looked_at
+from .subclasses import is_plain
 from .threads import THREAD, current_door
 
 
