@@ -25,7 +25,6 @@ from fused_eager.fusion_rules.lowering import EXCEPTIONS
 from ..bounded import Bounded
 from ..config import OPTIONS, Config, OptionError
 from ..devices.device import Device
-from ..devices.home import nbytes_of
 from ..devices.host.device import HOST
 from ..log.events import LOG
 from ..lowering.failed import NodeFailed
@@ -176,8 +175,8 @@ class Keeper:
         began, region, homes = time.perf_counter(), computation.region, computation.homes
         try:
             scratch = wanted(region, homes, device)
-            takes = computation.taken + sum(nbytes_of(home) for home in scratch)
-            loaded = from_blobs(entry.blobs, [homes[v] for v in region.outputs], name, device, scratch, takes)
+            outputs, takes = [homes[v] for v in region.outputs], computation.taken(scratch)
+            loaded = from_blobs(entry.blobs, outputs, name, device, scratch, takes)
         except Unloadable as why:
             LOG.emit("cache-unloadable", region=name, key=entry.key.digest, tier=entry.tier, detail=str(why))
             return None

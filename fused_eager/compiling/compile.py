@@ -21,7 +21,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE
 from .. import xla
 from ..bounded import Bounded
 from ..devices.device import Device
-from ..devices.home import Home, nbytes_of
+from ..devices.home import Home
 from ..devices.host.device import HOST
 from ..errors import ValidationError
 from ..log.events import LOG
@@ -40,8 +40,7 @@ from .executable import (
     direct,
     get_ready,
     made_in_subprocess,
-    misfit,
-    nbytes_returned,
+    misfit_on,
     needs,
     settle,
 )
@@ -236,10 +235,7 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
         loaded, portable, beside = _compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
-    takes = computation.taken + sum(nbytes_of(home) for home in made.scratch)
-    with lowering_for(device.xla.platform):
-        wrong = misfit(loaded, takes, nbytes_returned(outputs, len(made.checks)))
-    if wrong:
+    if wrong := misfit_on(device, loaded, computation.taken(made.scratch), outputs, len(made.checks)):
         raise ValidationError(f"compiling: of {computation.name}, {wrong}")
     call = direct(loaded, outputs, len(made.checks), device, made.scratch)
     executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded))

@@ -162,6 +162,12 @@ def misfit(loaded: Any, takes: int, returns: int) -> str:
     return ""
 
 
+def misfit_on(of: Device, loaded: Any, takes: int, outputs: Sequence[Home], rows: int) -> str:
+    """The same on a device, of one that returns `outputs` and so many rows of flags."""
+    with lowering_for(of.xla.platform):
+        return misfit(loaded, takes, nbytes_returned(outputs, rows))
+
+
 def nbytes_returned(outputs: Sequence[Home], rows: int) -> int:
     """The bytes that an executable returns: `outputs` and `rows` rows of flags, and where there are several results the
     address of each."""
@@ -297,11 +303,8 @@ def from_blobs(
             return Failure(int(about["failed"][0]), str(about["failed"][1]))
         checks = tuple(RunCheck(int(node), str(error), str(message)) for node, error, message in about["checks"])
         loaded = Portable(blobs["executable"], tuple(about["families"])).load(of.xla)
-        if takes is not None:
-            with lowering_for(of.xla.platform):
-                wrong = misfit(loaded, takes, nbytes_returned(outputs, len(checks)))
-            if wrong:
-                raise Unloadable(wrong)
+        if takes is not None and (wrong := misfit_on(of, loaded, takes, outputs, len(checks))):
+            raise Unloadable(wrong)
         call = direct(loaded, outputs, len(checks), of, scratch)
         return Executable(call, checks, float(about["seconds"]), name, needs=needs(loaded))
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:

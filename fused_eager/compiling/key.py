@@ -37,10 +37,10 @@ class Computation:
         found = [type(s) for node in self.chosen for s in node.scalars]
         return [*found, int] if self.smaller else found
 
-    @property
-    def taken(self) -> int:
-        """The bytes that it is called with: of its inputs and its numbers."""
-        return sum(nbytes_of(self.homes[v]) for v in self.region.inputs) + _NUMBER * len(self.kinds)
+    def taken(self, scratch: Sequence[Home]) -> int:
+        """The bytes that it is called with: of its inputs, its numbers and memory to work in."""
+        given = [self.homes[v] for v in self.region.inputs]
+        return sum(map(nbytes_of, (*given, *scratch))) + _NUMBER * len(self.kinds)
 
     @property
     def chosen(self) -> list[Node]:

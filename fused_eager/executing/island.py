@@ -7,6 +7,7 @@ what it writes goes to a copy: the old value may still be read by others.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,16 @@ def tell(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str
     """
     judge(config, op, place, why)
     LOG.emit("island", op=called or str(op), reason=why, site=str(describe(place)))
+
+
+def tell_region(config: Config, nodes: Sequence[Node], region: Region, why: str) -> None:
+    """Report a region that runs natively, by one line of each of its ops.
+
+    Raises:
+        IslandRefused: as `judge`.
+    """
+    for node in {nodes[i].op: nodes[i] for i in region.nodes}.values():
+        tell(config, node.op, node.place, why)
 
 
 def as_home(value: Any, of: Device = HOST) -> torch.Tensor:

@@ -36,7 +36,7 @@ from ..policy.segment import Pieces
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
 from . import op_autotuner, validate
-from .island import tell
+from .island import tell, tell_region
 
 _default = torch.get_default_dtype
 
@@ -353,8 +353,7 @@ def _economical(work: Work, region: Region, executable: Executable | None) -> Ex
         return executable
     needs, has = (f"{nbytes / 2**20:.0f} MB" for nbytes in (executable.needs, plain))
     why = f"XLA needs {needs} at once for {executable.name}, of which all values have {has}"
-    for node in {work.nodes[i].op: work.nodes[i] for i in region.nodes}.values():
-        tell(work.config, node.op, node.place, why)
+    tell_region(work.config, work.nodes, region, why)
     return None
 
 

@@ -30,7 +30,7 @@ from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import validate, verify
 from .arguments import as_array, import_native, numbers
 from .deferred_checks import DEFERRED, Run, check, lost, undo, wait
-from .island import named, run_nodes, tell
+from .island import named, run_nodes, tell_region
 from .load import homes_of_values, is_compiled, load
 
 
@@ -118,8 +118,7 @@ class Execution:
             return False
         needed, has = (f"{nbytes / 2**30:.1f} GB" for nbytes in (executable.needs, there))
         why = f"XLA needs {needed} at once for {executable.name}, and {has} are free"
-        for node in {self.nodes[i].op: self.nodes[i] for i in region.nodes}.values():
-            tell(self.config, node.op, node.place, why)
+        tell_region(self.config, self.nodes, region, why)
         return True
 
     def _xla(self, region: Region, executable: Executable) -> None:

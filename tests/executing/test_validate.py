@@ -15,8 +15,7 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.bounded import Bounded
-from fused_eager.compiling import caching, canonical
-from fused_eager.compiling import compile as compiling
+from fused_eager.compiling import caching, canonical, executable
 from fused_eager.compiling.executable import Executable, RunCheck
 from fused_eager.config import resolve
 from fused_eager.devices.host.buffers import TABLE
@@ -256,7 +255,7 @@ def test_what_lowering_hands_on(mode: str, wrong: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_compiled_has_the_sizes_of_its_region(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "nbytes_returned", lambda outputs, rows: 1)
+    monkeypatch.setattr(executable, "nbytes_returned", lambda outputs, rows: 1)
     load.forget()
     x = torch.linspace(0.1, 0.9, 3)
     told = r"compiling: .*test_validate.py:\d+, it takes \d+ bytes and returns \d+, and the region \d+ and 1"
@@ -266,7 +265,7 @@ def test_what_is_compiled_has_the_sizes_of_its_region(mode: str, monkeypatch: py
 
 def test_a_defect_of_a_function_costs_a_program_nothing_but_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody asks for validation: ATen runs what was compiled wrongly, and the report says why."""
-    monkeypatch.setattr(compiling, "nbytes_returned", lambda outputs, rows: 1)
+    monkeypatch.setattr(executable, "nbytes_returned", lambda outputs, rows: 1)
     load.forget()
     x = torch.linspace(0.1, 0.9, 3)
     with events("compile-failed") as seen, fused_eager(compile="wait", native="never", cache="off", validate=False):
