@@ -44,6 +44,16 @@ def train() -> None:
     loss.item()
 
 
+def train_recurrent() -> None:
+    n = N
+    model = torch.nn.LSTM(n, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(3, 2, n))[0].square().mean().backward()
+        optimizer.step()
+
+
 def hooks() -> None:
     n = N
     model = torch.nn.Linear(n, 4)
@@ -119,8 +129,8 @@ def nothing() -> None:
 
 
 PROGRAMS = (
-    nothing, load, load_what_does_not_fit, train, hooks, refused, refused_index, refused_matrix, copies, a_thread,
-    a_thread_whose_run_is_replaced, transforms, recomputed,
+    nothing, load, load_what_does_not_fit, train, train_recurrent, hooks, refused, refused_index, refused_matrix, copies,
+    a_thread, a_thread_whose_run_is_replaced, transforms, recomputed,
 )  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "auto": {"compile": "auto"},
