@@ -129,8 +129,8 @@ def nothing() -> None:
 
 
 PROGRAMS = (
-    nothing, load, load_what_does_not_fit, train, train_recurrent, hooks, refused, refused_index, refused_matrix, copies,
-    a_thread, a_thread_whose_run_is_replaced, transforms, recomputed,
+    nothing, load, load_what_does_not_fit, train, train_recurrent, hooks, refused, refused_index, refused_matrix,
+    copies, a_thread, a_thread_whose_run_is_replaced, transforms, recomputed,
 )  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "auto": {"compile": "auto"},
