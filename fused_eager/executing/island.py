@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from ..config import Config
 
 
-_told: set[OpOverload] = set()
+_told: set[OpOverload | str] = set()
 
 
-def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str) -> None:
-    """What the option `islands` says about an op that is to run natively: refuse it, or say so once.
+def judge(config: Config, op: OpOverload | str, place: tuple[Any, ...] | None, why: str) -> None:
+    """What the option `islands` says about an op, or what a text names, that is to run natively: refuse it, or say so
+    once.
 
     Raises:
         IslandRefused: it is refused.
@@ -50,8 +51,8 @@ def judge(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: st
         warnings.warn_explicit(f"{op} runs natively at {site}: {why}", UserWarning, site.file, site.line)
 
 
-def tell(config: Config, op: OpOverload, place: tuple[Any, ...] | None, why: str, called: str = "") -> None:
-    """Report an op that runs natively, under the name `called` where it is no whole one.
+def tell(config: Config, op: OpOverload | str, place: tuple[Any, ...] | None, why: str, called: str = "") -> None:
+    """Report an op, or what a text names, that runs natively, under the name `called` where it is no whole one.
 
     Raises:
         IslandRefused: as `judge`.

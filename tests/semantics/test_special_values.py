@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from fused_eager import fused_eager
+from fused_eager import IslandRefused, current_mode, fused_eager
+from fused_eager.log.events import LOG
 
 NAN, INF = math.nan, math.inf
 x = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -2.0, 3e38] * 16)
@@ -146,3 +148,53 @@ def test_flushing_that_was_asked_for_lasts() -> None:
         assert _flushes(float((tiny * 0.5)[0]))
     finally:
         torch.set_flush_denormal(False)
+
+
+def _halves(tiny: torch.Tensor) -> list[bool]:
+    """Whether some ways to come to a subnormal number keep it; in XLA's threads, if a region computes them."""
+    rows = tiny.repeat(4096).reshape(64, -1)
+    return [float(y.flatten()[-1]) != 0 for y in (rows * 0.5, rows.half().float() + rows / 2, (rows + 0).sub(0.0) / 2)]
+
+
+@pytest.mark.parametrize("options", [{"mode": "strict"}, {"mode": "debug"}, {"native": "never"}, {}], ids=str)
+def test_subnormals_are_kept_where_they_are_asked_for(options: dict[str, str]) -> None:
+    """In the context's thread, from the call on to the one that takes it back, or to the context's end."""
+    tiny = torch.full((64,), 1.5e-38)
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot")
+    try:
+        with fused_eager(compile="wait", progress=False, **options):
+            pending = tiny + 0
+            assert torch.set_flush_denormal(False)
+            assert all(_halves(pending)) and current_mode() == "off"
+            with fused_eager(mode="strict"):
+                assert all(_halves(tiny))
+            seen: list[bool] = []
+            thread = threading.Thread(target=lambda: seen.extend(_halves(tiny)))
+            thread.start()
+            thread.join()
+            assert all(seen) and seen
+            assert torch.set_flush_denormal(True) and current_mode() != "off"
+            assert not any(_halves(pending))
+            assert torch.set_flush_denormal(False)
+            assert all(_halves(tiny))
+        with fused_eager(compile="wait", progress=False, **options):
+            assert current_mode() != "off"
+        assert all(_halves(tiny))
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_asking_for_subnormals_is_told_and_may_be_refused() -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot")
+    LOG.clear()
+    with fused_eager(progress=False):
+        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(False)
+    (told,) = LOG.of("island")
+    assert "subnormal" in told.data["reason"] and __file__ in told.data["site"]
+    with fused_eager(islands="refuse"), pytest.raises(IslandRefused, match="subnormal"):
+        torch.set_flush_denormal(False)
+    with fused_eager(), pytest.raises(RuntimeError, match="expects a bool"):
+        torch.set_flush_denormal(0)  # type: ignore[arg-type]

@@ -301,6 +301,7 @@ class fused_eager:
 
     @staticmethod
     def _switch(door: FrontDoor, config: Config) -> None:
+        config = door.allowed(config)
         if config == door.stream.config:
             return
         door.come_back()
@@ -310,8 +311,4 @@ class fused_eager:
             keeper(config)
             follower.enter(config, connection.load, guards.renew)
             run.flush(door.stream, Reason("cut.options"))
-        door.stream.config = config
-        if limits(config):
-            ALLOWANCE.enter(door.stream.backoff)
-        else:  # natively nothing would be checked, or fused
-            door.stream.backoff.end()
+        door.take(config)

@@ -44,6 +44,7 @@ from . import (
     profiling,
     readers,
     reducers,
+    subnormals,
     tracers,
 )
 from .imports import after_import
@@ -254,7 +255,8 @@ def install() -> None:
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
             _patch(multiprocessing.pool.Pool, name, _finished_first)
         _patch(queue.Queue, "put", _before_put)
-        for owner, name, make in (*keys.rows(), *tracers.rows(), *profiling.rows(), *distribution.rows()):
+        rows = *keys.rows(), *tracers.rows(), *profiling.rows(), *distribution.rows(), *subnormals.rows()
+        for owner, name, make in rows:
             _patch(owner, name, make)
         profiling.look()
         _undo.callback(profiling.forget)

@@ -58,12 +58,26 @@ class FrontDoor(Bypass):
         self.config = config  # what its context was entered with
         self.open = True  # whether threads that are started may still enter in its name
         self.parked = 0.0  # when its context was left last, if it is parked (`parking`)
+        self.keeps_subnormals = False  # the program has asked for them in this context (`subnormals`)
 
     def reopen(self, config: Config) -> None:
         """A context is entered again for which this one was kept. How its streams fared it still knows."""
         self.config = self.stream.config = config
         self.stream.autotuner = Autotuner()
         self.open, self.hidden, self.reads, self.backwards = True, False, 0, 0
+        self.keeps_subnormals = False
+
+    def allowed(self, config: Config) -> Config:
+        """The options that hold where the program asks for `config`: regions flush subnormal numbers."""
+        return config.replace(mode="off") if self.keeps_subnormals else config
+
+    def take(self, config: Config) -> None:
+        """From here on these options hold; nothing is pending that was recorded under others."""
+        self.stream.config = config
+        if limits(config):
+            ALLOWANCE.enter(self.stream.backoff)
+        else:  # natively nothing would be checked, or fused
+            self.stream.backoff.end()
 
     supports_higher_order_operators = True
 
