@@ -47,6 +47,12 @@ def device() -> Any:
     return start("cpu")[0]
 
 
+def lower_once() -> None:
+    """Lower a function, so that what JAX imports for its first one is there."""
+    with jax.default_device(device()):
+        jax.jit(lambda: 0).lower()
+
+
 def start(platform: str | None = None) -> list[Any]:
     """JAX's devices of a platform, or of the best that it finds.
 

@@ -258,6 +258,7 @@ def install() -> None:
         rows = *keys.rows(), *tracers.rows(), *profiling.rows(), *distribution.rows(), *subnormals.rows()
         for owner, name, make in rows:
             _patch(owner, name, make)
+        _undo.callback(profiling.meet_marks())
         profiling.look()
         _undo.callback(profiling.forget)
         _undo.callback(reducers.detach)

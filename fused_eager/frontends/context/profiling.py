@@ -17,16 +17,28 @@ import torch
 import torch.autograd.profiler
 import torch.autograd.profiler_legacy
 import torch.profiler.profiler
+from torch._C import DispatchKey, DispatchKeySet
+from torch._ops import OpOverload
 
-from ... import follower, profiled
+from fused_eager.fusion_rules import families
+
+from ... import follower, profiled, xla
 from ...devices.host import trap
 from ...executing import run
 from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
+from ...quiet import stack, unobserved
+from .composites import KEY
+from .threads import current_door
 
 _running: set[str] = set()
 # An execution trace that is asked for the values of integers reads memory: it finds the trap, and says so.
 _READ_VALUES = tuple(f"ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_{what}" for what in ("DATA", "RANGE"))
+# What `record_function` calls. A mode would be told of it, and torch would show that as an event of its own.
+MARKS = "_record_function_enter_new.default", "_record_function_exit._RecordFunction"
+_FIRST = DispatchKeySet(getattr(DispatchKey, KEY))
+_MODES = _FIRST | DispatchKeySet(DispatchKey.Python)
+_imports = True  # not in a forked child, where nothing is compiled
 
 
 def _observe(what: str, starts: bool) -> None:
@@ -36,11 +48,22 @@ def _observe(what: str, starts: bool) -> None:
     follower.pause(profiled.on)
 
 
+@functools.cache
+def _import_all() -> None:
+    """Have what compiling needs imported. With `with_stack`, torch's profiler knows the code of a frame by its address:
+    a module's is freed once the module has been imported, and reading its name raises then."""
+    families.load()
+    with unobserved():
+        xla.lower_once()
+
+
 def _starting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
             was = what in _running
+            if _imports and current_door() is not None:
+                _import_all()
             _observe(what, True)  # before: what another thread makes pending meanwhile is labelled
             try:
                 materialize_all(Reason("cut.profiler", f"{what} starts"))
@@ -84,6 +107,33 @@ def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         if hasattr(owner, start) and hasattr(owner, stop):
             yield owner, start, _starting(what)
             yield owner, stop, _stopping(what)
+
+
+def _mark(op: OpOverload) -> Callable[..., Any]:
+    def kernel(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        ours = door is not None and stack() == [door]
+        return op.redispatch(keys - (_MODES if ours else _FIRST), *args, **kwargs)
+
+    return kernel
+
+
+def meet_marks() -> Callable[[], None]:
+    """Have `record_function` pass by our mode, for as long as a context is open; returns what ends it."""
+    library = torch.library.Library("profiler", "IMPL")
+    for name in MARKS:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.profiler, packet), overload)
+        library.impl(op, _mark(op), KEY, with_keyset=True)
+    return library._destroy
+
+
+def _in_child() -> None:
+    global _imports
+    _imports = False
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def look() -> None:

@@ -16,10 +16,14 @@ import pytest
 import torch
 import torch.autograd.profiler_legacy
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import follower, fused_eager, profiled
 from fused_eager.devices.host import trap
 from fused_eager.devices.storage import storage_of
+from fused_eager.frontends.context import profiling
+
+from ...semantics.programs import in_process
 
 CPU = [ProfilerActivity.CPU]
 CONTEXTS: dict[str, dict[str, Any]] = {
@@ -252,6 +256,46 @@ def test_ranges_for_itt_and_what_else_runs_with_it() -> None:
     with fused_eager(compile="wait", cache="off"), torch.autograd.profiler.emit_itt(record_shapes=True):
         (x * 2).exp().sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_mark_is_one_event(name: str) -> None:
+    """Nothing stands before it: torch's own tests take the first event for theirs."""
+    marks = record_function("a mark"), record_function("another")
+    with fused_eager(cache="off", **CONTEXTS[name]), profile(activities=CPU) as seen, marks[0], marks[1]:
+        pass
+    assert [event.name for event in seen.events()] == ["a mark", "another"]
+
+
+def test_a_mode_of_the_programs_sees_marks() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    called: list[str] = []
+    with fused_eager(), Mode(), record_function("a mark"):
+        pass
+    assert called == [f"profiler.{name}" for name in profiling.MARKS]
+
+
+@pytest.mark.slow
+def test_nothing_that_compiles_is_imported_while_a_profiler_runs() -> None:
+    """The profiler keeps no module's code alive while it refers to that: its names can no longer be read after it."""
+    in_process(
+        """
+        import sys, torch
+        from torch.profiler import profile
+        from fused_eager import fused_eager
+        with fused_eager(mode="strict", cache="off", compiler="thread", progress=False):
+            x = torch.ones(3)
+            with profile(with_stack=True) as seen:
+                before = set(sys.modules)
+                (x + x[0]).tolist()
+                imported = set(sys.modules) - before
+        assert not [name for name in imported if name.startswith("jax")], imported
+        """
+    )
 
 
 def test_the_start_and_the_end_of_a_profiler_are_where_work_is_finished() -> None:
