@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .frontends.kernels.op import JaxOp
     from .frontends.kernels.pallas import PallasOp, pallas_op
     from .frontends.kernels.program import KernelError
+    from .ranks.faults import CollectivesDiffer, RankLost
     from .reporting.expecting import expect
     from .reporting.explaining import Explanation, explain
     from .reporting.report import Report, report
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Loaded at first use, so that `python -m fused_eager doctor` can report a torch or JAX that does not import.
 _HOMES = {
     "BudgetExceeded": "errors",
+    "CollectivesDiffer": "ranks.faults",
     "Config": "config",
     "Explanation": "reporting.explaining",
     "ExportError": "errors",
@@ -40,6 +42,7 @@ _HOMES = {
     "LostValue": "errors",
     "OptionError": "config",
     "PallasOp": "frontends.kernels.pallas",
+    "RankLost": "ranks.faults",
     "Report": "reporting.report",
     "WrongResult": "errors",
     "current_mode": "frontends.context.context",
@@ -56,6 +59,7 @@ _HOMES = {
 
 __all__ = [
     "BudgetExceeded",
+    "CollectivesDiffer",
     "Config",
     "Explanation",
     "ExportError",
@@ -67,6 +71,7 @@ __all__ = [
     "LostValue",
     "OptionError",
     "PallasOp",
+    "RankLost",
     "Report",
     "WrongResult",
     "current_mode",
