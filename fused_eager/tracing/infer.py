@@ -291,9 +291,10 @@ def _call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: lis
 
 def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
     """What a call has returned that was made with the tensors `actors`."""
+    unfit = _unfit([leaf for leaf in leaves([out]) if isinstance(leaf, torch.Tensor)])
+    if unfit:
+        return Unknown(unfit)
     for leaf in leaves([out]):
-        if isinstance(leaf, torch.Tensor) and (leaf.layout != torch.strided or leaf.dtype not in JAX_DTYPE):
-            return Unknown(f"XLA has no {leaf.dtype} in layout {leaf.layout}")
         if isinstance(leaf, (torch.SymInt, torch.SymBool, torch.SymFloat)):
             return Unknown("it returns a number that depends on values")
     fresh: list[Spec] = []
@@ -316,6 +317,14 @@ def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
     if fresh and len({s.device.type for s in fresh} | {a.device.type for a in actors}) > 1:
         return Unknown("it moves between devices")
     return Inferred(tuple(fresh), template, alias)
+
+
+def _unfit(tensors: list[torch.Tensor]) -> str:
+    """Why XLA has no such tensors; "" if it has."""
+    for t in tensors:
+        if t.layout != torch.strided or t.dtype not in JAX_DTYPE:
+            return f"XLA has no {t.dtype} in layout {t.layout}"
+    return ""
 
 
 # Of operands that are not contiguous FakeTensor makes results of other strides than ATen: these are rehearsed, unless
@@ -341,7 +350,8 @@ def rehearse(
 ) -> tuple[Inferred, str] | Unknown:
     """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
 
-    FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides.
+    FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides or
+    dtypes: the statistics of a layer norm in bfloat16 with weights in float32, as under autocast.
     Small calls, calls of unusual dtypes or strides, and those that make tensors of numbers alone (a window of integers,
     a complex number in floats) are rehearsed.
 
@@ -352,7 +362,7 @@ def rehearse(
     rule = rule_for(op)
     if rule is not None and rule.defines:
         return inferred, ""
-    if inferred.alias or _elements(tensors, inferred) > (SMALL if _is_usual(op, tensors) else LARGE):
+    if inferred.alias or _elements(tensors, inferred) > _most(op, tensors):
         return inferred, ""
     actors = [_zeros(t) for t in tensors]
     try:
@@ -364,8 +374,13 @@ def rehearse(
         return Unknown("ATen resizes an argument")
     own = {id(t) for t in actors}
     real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
-    if [(tuple(t.shape), t.dtype) for t in real] != [(s.shape, s.dtype) for s in inferred.fresh]:
+    unfit = _unfit(real)
+    if unfit:
+        return Unknown(unfit)
+    if [tuple(t.shape) for t in real] != [s.shape for s in inferred.fresh]:  # of some ops they depend on values
         return inferred, "a rehearsal returned other shapes than inferred"
+    if op.namespace != "aten" and [t.dtype for t in real] != [s.dtype for s in inferred.fresh]:
+        return inferred, "a rehearsal returned other dtypes than inferred"
     specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
     return Inferred(specs, inferred.template), ""
 
@@ -386,7 +401,15 @@ def rehearsed(
 
 def is_beyond(op: OpOverload, tensors: list[torch.Tensor], inferred: Inferred) -> bool:
     """Whether a call is not rehearsed because it is too large, though its dtypes or strides ask for it."""
-    return not _is_usual(op, tensors) and _elements(tensors, inferred) > LARGE
+    return not _is_usual(op, tensors) and _elements(tensors, inferred) > _most(op, tensors)
+
+
+def _most(op: OpOverload, tensors: list[torch.Tensor]) -> float:
+    """Up to how many elements a call is rehearsed: at any size if it mixes floating dtypes, of which shape inference
+    may say what is not so."""
+    if len({t.dtype for t in tensors if t.is_floating_point()}) > 1:
+        return math.inf
+    return SMALL if _is_usual(op, tensors) else LARGE
 
 
 def _is_usual(op: OpOverload, tensors: list[torch.Tensor]) -> bool:

@@ -69,6 +69,15 @@ def test_the_structure_of_the_result_is_kept() -> None:
     assert inferred(aten._foreach_mul_.Scalar, [torch.ones(2)], 2.0).template is None
 
 
+@pytest.mark.parametrize("rows", [3, 2**19], ids=["small", "large"])
+def test_dtypes_are_atens_where_an_op_is_given_several(rows: int) -> None:
+    # As autocast does: FakeTensor has the statistics in bfloat16.
+    args = torch.zeros(rows, 64, dtype=torch.bfloat16), [64], torch.ones(64), torch.zeros(64), 1e-5
+    with fused_eager(compile="wait", native="never"):
+        out = aten.native_layer_norm.default(*args)
+        assert [t.dtype for t in out] == [torch.bfloat16, torch.float32, torch.float32]
+
+
 def test_a_view_in_disguise_is_told() -> None:
     @torch.library.custom_op("infer_test::maker", mutates_args=())
     def maker(x: torch.Tensor) -> torch.Tensor:
