@@ -7,12 +7,14 @@ where the next process finds them.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
@@ -26,7 +28,7 @@ from ...quiet import unobserved
 from . import native
 from .declare import declared
 from .op import JaxOp
-from .program import KernelError, digest, form_of
+from .program import KernelError, Program, digest, form_of
 from .signature import MISSING, STATIC
 
 Tensor = torch.Tensor
@@ -41,6 +43,35 @@ class Tuned:
     config: Config
     seconds: Mapping[int, float]  # by their position among the configurations
     remembered: bool
+
+
+class _Run:
+    """A call with one configuration, on values made up."""
+
+    def __init__(self, op: OpOverload, operands: Sequence[Tensor], numbers: Sequence[int | float], program: Program):
+        self.op, self.operands, self.numbers, self.program = op, operands, numbers, program
+
+    @functools.cached_property
+    def results(self) -> list[Tensor]:
+        with unobserved():
+            return native.run(self.op, [_made_up(t) for t in self.operands], self.numbers, self.program.name)
+
+
+def _agree(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two configurations compute the same but for rounding."""
+    return len(results) == len(others) and all(map(_is_close, results, others))
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.dtype.is_floating_point or a.dtype.is_complex) or not a.numel():
+        return torch.equal(a, b)
+    wide = torch.complex128 if a.dtype.is_complex else torch.float64
+    a, b, rounding = a.to(wide), b.to(wide), torch.finfo(a.dtype).eps ** 0.5
+    finite = b[b.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=0, atol=rounding * largest, equal_nan=True)
 
 
 class PallasOp(JaxOp):
@@ -93,24 +124,35 @@ class PallasOp(JaxOp):
         return found.config
 
     def _measured(self, args: Any, kwargs: Any, keeper: Any) -> Tuned:
-        """Times of all configurations, from the compile cache or by running them."""
+        """Times of all configurations, from the compile cache or by running them.
+
+        One that returns something else than the first of them is left out: a grid that does not cover the array
+        computes, quickly, a part of it.
+        """
         seconds: dict[int, float] = {}
         error: Exception | None = None
         remembered = True
+        first: _Run | None = None
         for i, config in enumerate(self.configs):
             try:
-                operands, numbers, program = self.taken(*args, **{**kwargs, **config})
-                key = _key(keeper, program.digest, form_of(operands))
+                run = _Run(self._ops["call"], *self.taken(*args, **{**kwargs, **config}))
+                first = first or run
+                key = _key(keeper, first.program.digest, run.program.digest, form_of(run.operands))
                 known = None if key is None else choices.find(keeper, key)
                 if known is None:
                     remembered = False
-                    took = self._seconds(operands, numbers, program.name)
-                    known = Choice(False, took, took)
+                    took = self._seconds(run.operands, run.numbers, run.program.name)
+                    # "Native" is what is not taken.
+                    known = Choice(not (run is first or _agree(run.results, first.results)), took, took)
                     if key is not None:
                         choices.keep(keeper, key, known)
-                seconds[i] = known.fused_s
+                if known.native:
+                    LOG.count(f"{self.name} returns something else with {dict(config)} than with the first one")
+                else:
+                    seconds[i] = known.fused_s
             except Exception as why:  # a block that does not divide the array, or is too large for the device
                 error = why
+                first = None if not seconds else first
                 LOG.count(f"{self.name} cannot be run with {dict(config)}: {type(why).__name__}")
         if not seconds:
             assert error is not None
@@ -146,12 +188,12 @@ def _made_up(t: Tensor) -> Tensor:
     return torch.zeros(t.shape, dtype=t.dtype)
 
 
-def _key(keeper: Any, program: str, form: Any) -> Any:
+def _key(keeper: Any, first: str, program: str, form: Any) -> Any:
     if not isinstance(keeper, Keeper):
         return None
     try:
         keeper.describe_here()
-        return choices.key((("config", digest(program, str(form))),), keeper.salt, torch.get_num_threads())
+        return choices.key((("config", digest(first, program, str(form))),), keeper.salt, torch.get_num_threads())
     except Unencodable:
         return None
 

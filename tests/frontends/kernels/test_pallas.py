@@ -113,6 +113,20 @@ def test_the_fastest_configuration_is_found_and_kept(monkeypatch: pytest.MonkeyP
         tuned(x[:5], y[:5])
 
 
+def test_a_configuration_that_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(pallas.PallasOp, "_seconds", lambda *_: next(times))
+
+    @pallas_op("pallas_tests::covering", configs=[{"block": 8}, {"block": 3}, {"block": 4}])
+    def covering(x: Tensor, y: Tensor, block: int = 4) -> Tensor:
+        return _scaled(x, y, block)  # blocks of 3 do not reach the last row
+
+    x, y = torch.randn(16, 4), torch.randn(16, 4)
+    torch.testing.assert_close(covering(x, y), x * 2 + y)
+    (found,) = covering.tuned.values()
+    assert (dict(found.config), set(found.seconds)) == ({"block": 4}, {0, 2})
+
+
 def test_real_times_are_taken() -> None:
     @pallas_op("pallas_tests::timed", configs=[{"block": 8}, {"block": 64}])
     def timed(x: Tensor, y: Tensor, block: int = 4) -> Tensor:
