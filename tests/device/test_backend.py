@@ -77,6 +77,17 @@ def test_a_queue_is_torchs_own_kind() -> None:
     torch.ones(3, device=TPU).record_stream(queue)
 
 
+def test_ops_of_ones_own_have_torch_tpus_names() -> None:
+    from torch.tpu.pallas import jax_op  # type: ignore[import-not-found,unused-ignore]
+
+    @jax_op("backend_tests::doubled")
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert torch.tpu.pallas.jax_op is jax_op
+    assert doubled(torch.ones(2, device=TPU)).tolist() == [2.0, 2.0]
+
+
 def test_modes_have_torch_tpus_names() -> None:
     modes, before = torch.tpu.EagerMode, torch.tpu.eager_mode
     with torch.tpu.set_eager_mode(modes.DEFER_NEVER):

@@ -66,6 +66,8 @@ def leave_us_out() -> None:
         rules._fused_eager_told = True  # type: ignore[attr-defined]
         for function in _TRACED:
             _have_traced(function)
+        for owner in list(_CALLED):
+            _have_called(owner)
 
 
 def rows_of_dynamo() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -87,6 +89,24 @@ def have_traced(function: Callable[..., Any]) -> None:
     rules = sys.modules.get(f"{DYNAMO}.trace_rules")
     if rules is not None and hasattr(rules, "_fused_eager_told"):
         _have_traced(function)
+
+
+_CALLED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def have_called(owner: Any) -> None:
+    """Have Dynamo put calls of `owner.whole` into its graphs as they are, with the trees of tensors that they take and
+    return; what is inside is traced by what takes the graph."""
+    _CALLED.add(owner)
+    rules = sys.modules.get(f"{DYNAMO}.trace_rules")
+    if rules is not None and hasattr(rules, "_fused_eager_told"):
+        _have_called(owner)
+
+
+def _have_called(owner: Any) -> None:
+    from torch._dynamo import nonstrict_trace
+
+    owner.whole = nonstrict_trace(owner.whole)
 
 
 def _have_traced(function: Callable[..., Any]) -> None:

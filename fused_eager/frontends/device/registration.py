@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -69,6 +70,7 @@ def register(name: str = DEFAULT) -> int:
             random.GENERATORS.append(random.Generator(seed))
         platform = devices[0].platform
         setup(name, backend.module(name, platform == "cpu"), _Hooks(), Guard())
+        sys.modules[f"torch.{name}.pallas"] = getattr(torch, name).pallas = _Pallas(f"torch.{name}.pallas")
         _patch()
         kernels.register()
         autocast.register()
@@ -85,6 +87,17 @@ def register(name: str = DEFAULT) -> int:
         kind = "simulated by the CPU" if platform == "cpu" else f"through JAX's {platform} backend"
         print(f"{name}: {len(devices)} device{'s' * (len(devices) > 1)}, {kind}", file=sys.stderr)
         return len(devices)
+
+
+class _Pallas(types.ModuleType):
+    """Ops whose lowering is the user's own, by TorchTPU's name for them: imported when one is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("jax_op", "pallas_op"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: it has jax_op and pallas_op")
+        from ..kernels import declare, pallas
+
+        return declare.jax_op if name == "jax_op" else pallas.pallas_op
 
 
 def _devices() -> list[Any]:

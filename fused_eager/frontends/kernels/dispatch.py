@@ -33,7 +33,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from fused_eager.fusion_rules import programs
 
-from ...quiet import as_kernel, uncompiled
+from ...quiet import as_kernel, functions_hidden, uncompiled
 from . import derive, native, shapes
 from .recipes import make
 
@@ -41,7 +41,8 @@ Tensor = torch.Tensor
 Numbers = Sequence[int | float]
 OVERLOADS = ("call", "forward", "backward", "tangent")
 _LIBRARIES: dict[str, torch.library.Library] = {}
-_BELOW = torch._C._after_autograd_keyset
+# Below autograd there are tensors: no op is asked where to run (`take_none`), and three of the four cannot say.
+_BELOW = torch._C._after_autograd_keyset - torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 
 
 def library(namespace: str) -> torch.library.Library:
@@ -80,6 +81,19 @@ def packet(name: str) -> dict[str, OpOverload]:
     return made
 
 
+@functools.cache
+def take_none(name: str) -> None:
+    """Have an op take calls without a tensor, by which torch would know where to run it: on the CPU."""
+    op = packet(name)["call"]
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def run(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Tensor]:
+        return op.redispatch(cpu, operands, numbers, program)
+
+    # Not for all ops: torch asks it in each call.
+    library(name.partition("::")[0]).impl(f"{name.partition('::')[2]}.call", unseen(run), "BackendSelect")
+
+
 def unseen(kernel: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     """`kernel` where neither Dynamo nor a mode of torch's functions looks."""
 
@@ -87,6 +101,16 @@ def unseen(kernel: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         return kernel(*first, *args, **kwargs)
 
     return uncompiled(as_kernel(run))
+
+
+def _composed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a composition of ops, which autocast sees as it sees torch's own."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with functions_hidden():
+            return call(*args, **kwargs)
+
+    return uncompiled(run)
 
 
 def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> OpOverload:
@@ -100,7 +124,7 @@ def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> O
     op = getattr(getattr(getattr(torch.ops, namespace), base, None), overload, None)
     if op is None:
         library(namespace).define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        library(namespace).impl(full, unseen(call), "CompositeImplicitAutograd")
+        library(namespace).impl(full, _composed(call), "CompositeImplicitAutograd")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return op
 

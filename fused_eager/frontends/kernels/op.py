@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -18,11 +19,13 @@ from torch.utils import _pytree
 
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
-from ..context.tracers import have_traced
+from ...quiet import uncompiled
+from ..context.imports import after_import
+from ..context.tracers import DYNAMO, have_called, have_traced, leave_us_out
 from . import program as programs
 from . import recipes, shapes
 from .content import Content, NoContent, digest_of
-from .dispatch import define, packet
+from .dispatch import define, packet, take_none
 from .program import KernelError, Mode, Program
 from .signature import MISSING, NUMBER, STATIC, TENSOR, TENSORS, Parameter, Signature
 
@@ -73,6 +76,9 @@ class JaxOp:
         self._versions: dict[str, str] = {}
         recipes.offer(name, self._remade)
         self._namespace, _, self._base = name.partition("::")
+        self.whole = self.apply  # for torch.compile, where there is no schema
+        if not self.schema:
+            have_called(self)
 
     def __repr__(self) -> str:
         return f"<jax_op {self.name}{self.schema}>"
@@ -89,7 +95,9 @@ class JaxOp:
             KernelError: an argument is not what the declaration says.
             Exception: what the function raises while JAX traces it, from its own line.
         """
-        if torch.compiler.is_compiling() and self.schema:
+        if torch.compiler.is_compiling():
+            if not self.schema:
+                return self.whole(*args, **kwargs)
             space = getattr(torch.ops, self._namespace)
             return getattr(getattr(space, self._base), self.version())(*args, **kwargs)
         return self.apply(*args, **kwargs)
@@ -108,6 +116,8 @@ class JaxOp:
         """The op as a composition of the ops that `dispatch` defines."""
         values = self._bound(args, kwargs)
         operands, numbers, found = self._taken(values)
+        if not operands:
+            take_none(self.name)
         results = self._ops["call"](operands, numbers, found.name)
         return self._returned(found, values, operands, numbers, results)
 
@@ -375,4 +385,6 @@ def _fixed(value: Any) -> Any:
 
 
 have_traced(JaxOp.__call__)
+uncompiled(JaxOp.apply)
+after_import(DYNAMO, nullcontext, leave_us_out)
 JaxOp.version._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch._dynamo.assume_constant_result

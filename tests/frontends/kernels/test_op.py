@@ -62,6 +62,33 @@ def test_pytrees_of_tensors_in_and_out() -> None:
         close(out, {"sum": x + y * scale, "parts": [x * 3, y]})
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "fused_eager"])
+def test_dynamo_takes_pytrees_into_its_graph(backend: str) -> None:
+    torch._dynamo.reset()
+
+    def step(x: Tensor) -> dict[str, Any]:
+        return trees(Pair(x.sin(), {"a": x}), {"scale": 2.0, "n": 3, "more": [x]})
+
+    x = torch.randn(3)
+    close(torch.compile(step, backend=backend, fullgraph=True)(x), step(x))
+
+
+@jax_op("op_tests::counted")
+def counted(n: int, more: list[Tensor]) -> Tensor:
+    return jnp.arange(n, dtype=jnp.float32) + sum(more)
+
+
+@pytest.mark.parametrize("mode", ["off", "fused", "strict", "debug"])
+def test_a_call_may_be_without_tensors(mode: str) -> None:
+    torch._dynamo.reset()
+    with fused_eager(mode=mode):
+        close(counted(3, []) + 1, torch.tensor([1.0, 2.0, 3.0]))
+    close(torch.compile(lambda: counted(2, []) + 1, backend="fused_eager")(), torch.tensor([1.0, 2.0]))
+    x = torch.ones(3, requires_grad=True)
+    counted(3, [x, x]).sum().backward()
+    close(x.grad, torch.full((3,), 2.0))
+
+
 def test_static_arguments_are_part_of_the_program_by_value_and_traced_ones_are_not() -> None:
     seen = []
 
@@ -173,6 +200,10 @@ def test_autocast_by_argument() -> None:
         assert seen[mode].dtype == torch.bfloat16
     assert product(x, w, b).dtype == torch.float32
     close(seen["off"], seen["fused"])
+    torch._dynamo.reset()
+    for op in (torch.compile(lambda *args: product(*args), backend="fused_eager"), torch.ops.op_tests.product):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            close(op(x, w, b), seen["off"])
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------------
