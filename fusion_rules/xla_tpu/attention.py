@@ -51,9 +51,7 @@ class Kernel:
             block_q_dq=of_queries, block_k_major_dq=of_keys, block_k_dq=of_keys,
         )  # fmt: skip
         self.how = causal, scale, self.blocks, False
-        # float32 products are exact as elsewhere: Mosaic has all passes, or one.
-        exact = dtype == jnp.float32 and matmul_precision() != jax.lax.Precision.DEFAULT
-        self.precision = "highest" if exact else "default"
+        self.dtype = dtype
 
     def filled(self, x: jax.Array, keys: bool) -> jax.Array:
         """An array `[B, H, L, ...]` with whole blocks."""
@@ -84,10 +82,19 @@ class Kernel:
         return dq[:, :, : self.queries], dk[:, :, : self.keys], dv[:, :, : self.keys]
 
     def call(self, function: Callable[..., Any], *arrays: jax.Array) -> Any:
-        """One of these, traced without 64-bit numbers, which Mosaic does not have."""
-        with jax.enable_x64(False), jax.default_matmul_precision(self.precision):
-            traced, form = jax.make_jaxpr(function, return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(form), jaxpr_as_fun(traced)(*arrays))
+        """One of these, as `exactly` traces it."""
+        return exactly(function, self.dtype, *arrays)
+
+
+def exactly(function: Callable[..., Any], dtype: Any, *arrays: jax.Array) -> Any:
+    """What a function of a Pallas kernel makes of arrays, traced without 64-bit numbers, which Mosaic does not have.
+
+    Products of float32 are exact as elsewhere: Mosaic has all passes, or one.
+    """
+    exact = dtype == jnp.float32 and matmul_precision() != jax.lax.Precision.DEFAULT
+    with jax.enable_x64(False), jax.default_matmul_precision("highest" if exact else "default"):
+        traced, form = jax.make_jaxpr(function, return_shape=True)(*arrays)
+    return jax.tree.unflatten(jax.tree.structure(form), jaxpr_as_fun(traced)(*arrays))
 
 
 def _block(n: int) -> int:

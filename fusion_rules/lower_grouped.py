@@ -1,0 +1,127 @@
+"""Products of groups of rows, as in mixtures of experts (`_grouped_mm`), and of scaled eight-bit matrices.
+
+Which rows are a group's is known only when the program runs: they end at its offset and begin at that of the group
+before. They are computed block by block, so that beside them no more is computed than the rest of one block a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .elementwise import need
+from .lower_matmul import BMM, MM, product
+from .lowering import Context
+from .platforms import variants
+from .precision import accumulator
+from .rule import OpClass, rule
+
+BLOCK = 128  # rows
+# Sums over the first axis of both operands, of which a block is taken.
+_ROWS_SUMMED = (((0,), (0,)), ((), ()))
+
+
+def _over_blocks(offsets: jax.Array, rows: int, block: int, first: Any, step: Callable[..., Any]) -> Any:
+    """`step(made, group, start, valid)` for each block of each group's rows in turn, beginning with `first`; `valid`
+    says which rows of the block are the group's. As in eager, a group whose offset is below the one before is empty."""
+    ends = jnp.clip(offsets.astype(jnp.int32), 0, rows)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+
+    def of_group(group: Any, made: Any) -> Any:
+        end = ends[group]
+
+        def of_block(state: Any) -> Any:
+            start, made = state
+            return start + block, step(made, group, start, start + jnp.arange(block, dtype=jnp.int32) < end)
+
+        return lax.while_loop(lambda state: state[0] < end, of_block, (starts[group], made))[1]
+
+    return lax.fori_loop(0, offsets.shape[0], of_group, first)
+
+
+def _filled(x: jax.Array, block: int) -> jax.Array:
+    """With a block more, so that one may begin at any row."""
+    return jnp.pad(x, [(0, block), *[(0, 0)] * (x.ndim - 1)])
+
+
+@variants
+def rows_by_groups(x: jax.Array, weights: jax.Array, offsets: jax.Array) -> jax.Array:
+    """`x[M, K]` times the matrix of each row's group, of `weights[G, K, N]`; 0 for rows of no group. Not rounded."""
+    rows, block = x.shape[0], min(BLOCK, x.shape[0])
+    given = _filled(x, block)
+
+    def step(made: jax.Array, group: Any, start: Any, valid: jax.Array) -> jax.Array:
+        new = product(lax.dynamic_slice_in_dim(given, start, block), weights[group], MM)
+        before = lax.dynamic_slice_in_dim(made, start, block)
+        return lax.dynamic_update_slice_in_dim(made, jnp.where(valid[:, None], new, before), start, 0)
+
+    first = jnp.zeros((rows + block, weights.shape[2]), accumulator(x.dtype))
+    return _over_blocks(offsets, rows, block, first, step)[:rows]
+
+
+@variants
+def sums_by_groups(x: jax.Array, y: jax.Array, offsets: jax.Array) -> jax.Array:
+    """For each group, the product of `x[M, K]` transposed and `y[M, N]` over its rows: `[G, K, N]`. Not rounded."""
+    rows, block = x.shape[0], min(BLOCK, x.shape[0])
+    left, right = _filled(x, block), _filled(y, block)
+
+    def step(made: jax.Array, group: Any, start: Any, valid: jax.Array) -> jax.Array:
+        a, b = (
+            jnp.where(valid[:, None], lax.dynamic_slice_in_dim(t, start, block), jnp.zeros((), t.dtype))
+            for t in (left, right)
+        )
+        return made.at[group].add(product(a, b, _ROWS_SUMMED))
+
+    first = jnp.zeros((offsets.shape[0], x.shape[1], y.shape[1]), accumulator(x.dtype))
+    return _over_blocks(offsets, rows, block, first, step)
+
+
+@rule("_grouped_mm.default", OpClass.CONTRACTION)
+def grouped_mm(cx: Context, self: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    need(bias is None, "it has a bias")
+    if self.ndim == mat2.ndim == 3:
+        return product(self, mat2, BMM)
+    need(offs is not None, "it has no offsets")
+    if not self.size or not mat2.size or not offs.size:
+        return jnp.zeros(cx.out[0].shape, accumulator(self.dtype))
+    if self.ndim == 2 and mat2.ndim == 3:
+        return rows_by_groups(self, mat2, offs)
+    if self.ndim == 3:  # the groups are of columns
+        return rows_by_groups(mat2.T, self.swapaxes(1, 2), offs).T
+    return sums_by_groups(self.T, mat2, offs)
+
+
+def _scaled(x: jax.Array, y: jax.Array, scales: Sequence[jax.Array], bias: Any) -> jax.Array:
+    """`x @ y` of eight-bit numbers, times scales of the whole, of rows or of columns."""
+    need(all(t.dtype.name.startswith("float8") for t in (x, y)), "it is none of eight-bit floats")
+    # bfloat16 holds each of them, and float32 each product of two.
+    made = product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), MM, jnp.float32)
+    for scale, shape in zip(scales, ((x.shape[0], 1), (1, y.shape[1])), strict=True):
+        need(scale.size == 1 or scale.shape == shape, "its scales are of blocks")
+        made = made * scale.astype(jnp.float32).reshape((1, 1) if scale.size == 1 else shape)
+    return made if bias is None else made + bias.astype(jnp.float32)
+
+
+@rule("_scaled_mm.default", OpClass.CONTRACTION)
+def scaled_mm(
+    cx: Context,
+    self: Any,
+    mat2: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Any:
+    need(scale_result is None, "its result is scaled")
+    return _scaled(self, mat2, (scale_a, scale_b), bias)
+
+
+@rule("_weight_int8pack_mm.default", OpClass.CONTRACTION)
+def weight_int8pack_mm(cx: Context, self: Any, mat2: Any, scales: Any) -> Any:
+    return product(self, mat2.T.astype(self.dtype), MM) * scales.astype(accumulator(self.dtype))
