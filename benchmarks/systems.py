@@ -83,7 +83,7 @@ def _finish() -> None:
 
 def _resting() -> bool:
     """Whether writing ops down waits for its share of the time."""
-    from fused_eager.tracing.allowance import ALLOWANCE
+    from fused_eager.policy.allowance import ALLOWANCE
 
     return ALLOWANCE.resting
 

@@ -24,7 +24,7 @@ from fused_eager.config import resolve
 from fused_eager.frontends.context import bypass, readers
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
-from fused_eager.policy import autotuner, segment
+from fused_eager.policy import alone, autotuner, policy, segment
 
 JAX_EVENTS: Counter[str] = Counter()
 OPTIONS = len(xla._LIBRARIES)
@@ -88,7 +88,7 @@ def gpt(steps: int = 2) -> Any:
 def autotuned(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     """A loop with one read, on a clock that only passes as it is told to: whether each round ran natively."""
     clock, real = types.SimpleNamespace(now=0.0), time
-    clocks: tuple[Any, ...] = (autotuner, segment, bypass)
+    clocks: tuple[Any, ...] = (alone, autotuner, policy, segment, bypass)
     for module in clocks:
         module.time = types.SimpleNamespace(perf_counter=lambda: clock.now)
     # Reads look at the machine's clock, which in the first minutes after its start may be behind this one.
@@ -101,7 +101,7 @@ def autotuned(rounds: int = 16, fused: float = 2.0, native: float = 1.0) -> Any:
     try:
         for _ in range(rounds):
             y = (x * 2).relu() + 1
-            ways.append(door.stream.autotuner.native)
+            ways.append(door.stream.policy.autotuner.native)
             clock.now += native if ways[-1] else fused
             assert y.sum().item() > 0
             if kept is not None:

@@ -39,7 +39,7 @@ import torch  # noqa: E402
 from fused_eager.compiling import mappings  # noqa: E402
 from fused_eager.executing import load  # noqa: E402
 from fused_eager.frontends.context import bypass, parking  # noqa: E402
-from fused_eager.tracing.allowance import ALLOWANCE  # noqa: E402
+from fused_eager.policy.allowance import ALLOWANCE  # noqa: E402
 
 from .durations import pytest_terminal_summary  # noqa: E402, F401 - a hook of pytest's
 from .known_gaps import reason_for  # noqa: E402

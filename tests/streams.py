@@ -33,17 +33,18 @@ from fused_eager.log.events import LOG, Event
 from fused_eager.log.reasons import Reason
 from fused_eager.lowering.xla_cpu import row_blocks, stages
 from fused_eager.planning.plan import make_plan
-from fused_eager.policy import hotness
-from fused_eager.policy.autotuner import Turn
-from fused_eager.tracing import allowance, opinfo, trace
-from fused_eager.tracing.allowance import Allowance
+from fused_eager.policy import allowance, hotness
+from fused_eager.policy.allowance import Allowance
+from fused_eager.policy.alone import Turn
+from fused_eager.tracing import opinfo, trace
 from fused_eager.tracing.stream import Node, Ref, Result, Stream, Use
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 HOME: Home = (torch.float32, (8,))
 END = Reason("cut.exit")
-CLOCKS = ("policy.autotuner", "policy.segment", "frontends.context.bypass")  # who looks at the clock
+# Who looks at the clock.
+CLOCKS = ("policy.alone", "policy.autotuner", "policy.policy", "policy.segment", "frontends.context.bypass")
 
 
 def geometry(n: int = 8, dtype: torch.dtype = torch.float32, offset: int = 0) -> Geometry:
@@ -188,7 +189,7 @@ def restless(seed: int) -> Iterator[list[str]]:
         if door.bypassed:
             did.append("back")
             door.come_back()
-        elif door in quiet.stack() and not door.stream.autotuner.stepping and bypass._is_alone(door):
+        elif door in quiet.stack() and not door.stream.policy.autotuner.stepping and bypass._is_alone(door):
             did.append("aside")
             bypass._step(door, turn, 0.0)
 

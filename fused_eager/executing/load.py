@@ -63,7 +63,7 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
     ready = known.get(ending)
     if not isinstance(ready, Ready):
         if isinstance(ready, Waiting) and ready.asked and not ready.failed:
-            found = ready.meet(stream.backoff)
+            found = ready.meet(stream.policy.backoff)
             if found.shapes is None:  # regions come next, and take memory of their own
                 device.housekeeping.turn()
         else:
@@ -78,13 +78,12 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
             stream.warm()
         ready = ready.meanwhile if stream.shadowed and isinstance(ready, Waiting) else found
         if ready.varies:
-            stream.autotuner.varies()
+            stream.policy.autotuner.varies()
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
-            stream.autotuner.restart()
-    stream.autotuner.flushed(ready.pieces)
+            stream.policy.autotuner.restart()
     # A backoff would have ATen run what XLA has run before.
     stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
-    stream.backoff.saw(stable, ready.shapes if ready.unstable else None)
+    stream.policy.flushed(ready.pieces, stable, ready.shapes if ready.unstable else None)
     return ready
 
 
@@ -131,17 +130,12 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         _make_room()
         return _make_ready(work)
     if stream.strayed:
-        given_up = _on_aten(work, shapes, "region.unstable" if stream.backoff.is_impatient else "region.new")
+        given_up = _on_aten(work, shapes, "region.unstable" if stream.policy.backoff.is_impatient else "region.new")
         emit.came(nodes, work.homes, work.live, given_up.number)
         return given_up
     skeleton = tuple([n.number for n in nodes])
     waits, again = work.config.waits, shapes in background.FORMS
-    if work.config.is_reproducible:
-        unstable = not SKELETONS.is_among_the_first(skeleton, (shapes, ending))
-    elif waits or again:
-        unstable = not SKELETONS.is_hot(skeleton, (shapes, ending), shapes)
-    else:
-        unstable = SKELETONS.came_once(skeleton)
+    unstable = SKELETONS.is_unstable(skeleton, (shapes, ending), shapes, work.config.is_reproducible, waits or again)
     found = _of_any_length(stream, skeleton, work, unstable)
     if found is not None:
         return found

@@ -9,8 +9,8 @@ from ..compiling import emit
 from ..devices.buffer import LOCK, Buffer, sweep
 from ..devices.host.device import HOST
 from ..log.reasons import Reason
+from ..policy.allowance import ALLOWANCE
 from ..quiet import unobserved
-from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, NativeInput, Stream
 from .deferred_checks import DEFERRED, check, lost, wait
 from .run import flush, values_needed
@@ -119,7 +119,8 @@ def hand_over(reason: Reason, only: Stream | None = None) -> None:
 def give_up(stream: Stream) -> None:
     """End a shadowed stream in the middle: nothing is planned for it, and its results are at home."""
     with LOCK, unobserved():
-        ALLOWANCE.give_up(stream)
+        assert stream.first is not None and stream.shadowed is not None
+        ALLOWANCE.give_up(stream.first, stream.shadowed, len(stream.nodes), stream.policy.backoff)
         _, _, assigned = values_needed(stream)
         for b, _ in assigned:
             b.stream, b.maker = None, stream.thread

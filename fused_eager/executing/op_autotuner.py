@@ -1,8 +1,8 @@
-"""Contest: which of ATen and XLA runs a heavy call faster, measured on this machine, for this call.
+"""The op autotuner: which of ATen and XLA runs a heavy call faster, measured on this machine, for this call.
 
 ATen's convolutions, sorts and scatters are written by hand, and on some processors and for some shapes far ahead of
 what XLA makes of them; elsewhere it is the other way round. The best of both is faster than either: where ATen is
-ahead by more than an island costs, the call becomes one, between two regions. Which calls may be contested is a rule
+ahead by more than an island costs, the call becomes one, between two regions. Which calls may be one is a rule
 (`AUTOTUNED`, and enough memory to be worth a look); who wins is measured while the stream that they belong to is being
 compiled, on memory of their own, and kept like every measured choice. Whether the plan as a whole beats torch alone is
 for `policy.autotuner` to find out.
@@ -127,7 +127,7 @@ def _told(call: Computation, choice: Choice | None, remembered: bool = False) ->
     """The outcome, and the event log knows it."""
     if choice is not None:
         (node,) = call.chosen
-        LOG.emit("contest", op=str(node.op), site=str(describe(node.place)), **asdict(choice), remembered=remembered)
+        LOG.emit("op-choice", op=str(node.op), site=str(describe(node.place)), **asdict(choice), remembered=remembered)
     return choice
 
 
@@ -142,7 +142,7 @@ def _measured(call: Computation, settings: Settings) -> Choice | None:
             client, threads = _client()
             xla = _fastest(_through_xla(call, settings, list(inputs.values()), client), _clock(threads))
     except Exception as error:  # whoever runs it for the program raises where the program can be told
-        LOG.count(f"contest without a winner: {type(error).__name__}")
+        LOG.count(f"op choice without a winner: {type(error).__name__}")
         return None
     return Choice(xla > AHEAD * aten + CUT, xla, aten)
 

@@ -23,9 +23,9 @@ from ..devices.dlpack import to_tensor
 from ..devices.storage import alias
 from ..log.reasons import Reason
 from ..planning.plan import Region
+from ..policy.allowance import ALLOWANCE
 from ..policy.hotness import SKELETONS
 from ..quiet import uncompiled, unobserved
-from ..tracing.allowance import ALLOWANCE
 from ..tracing.stream import STREAMS, DeviceInput, NativeInput, Stream
 from . import validate, verify
 from .arguments import as_array, import_native, numbers
@@ -263,7 +263,7 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
     try:
         ready = load(stream, live, donatable, reason)
         if ready.shapes is not None:
-            SKELETONS.ran(ready.shapes, stream.backoff.weight * seconds)
+            SKELETONS.ran(ready.shapes, stream.policy.backoff.weight * seconds)
             if background.is_quick(len(stream.nodes), SKELETONS.spent[ready.shapes]):
                 stream.warm()  # when it comes next it is waited for
     finally:
@@ -301,7 +301,7 @@ def _finish(stream: Stream) -> None:
     _assign(execution, execution.assigned)
     stream.unfinished = None
     if shapes is not None:
-        SKELETONS.ran(shapes, stream.backoff.weight * (time.perf_counter() - began))
+        SKELETONS.ran(shapes, stream.policy.backoff.weight * (time.perf_counter() - began))
 
 
 def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:

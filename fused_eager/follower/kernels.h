@@ -202,14 +202,15 @@ struct Kernel final : c10::OperatorKernel {
     if (treatment == OTHER) return Way::PYTHON;
     Ref held = checked(PyObject_GetAttr(door, stream_name));
     PyObject* stream = held.get();
-    PyObject* autotuner = R.stream.autotuner.of(stream);
+    PyObject* policy = R.stream.policy.of(stream);
+    PyObject* autotuner = R.policy.autotuner.of(policy);
     const Settings& settings = settings_of(R.stream.config.of(stream));
     if (!settings.follows || is_true(R.autotuner.waiting.of(autotuner))) return Way::PYTHON;
     const size_t count = op.schema().arguments().size();
     const Arguments given(stack.data() + stack.size() - count, count);
     for (const IValue& a : given)
       if (has_python_key(a)) return Way::PYTHON;
-    PyObject* backoff = R.stream.backoff.of(stream);
+    PyObject* backoff = R.policy.backoff.of(policy);
     const bool in_backoff = is_true(R.backoff.left.of(backoff));
     if (in_backoff && PyFloat_AsDouble(R.backoff.due.of(backoff)) < monotonic()) return Way::PYTHON;
     if (treatment == READ)

@@ -25,8 +25,8 @@ SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": (
         "Stream",
         (
-            *("at", "autotuner", "backoff", "config", "ended", "epoch", "guess", "inputs", "natives", "nodes"),
-            *("pending", "reads", "shadowed", "unfinished", "vids"),
+            *("at", "config", "ended", "epoch", "guess", "inputs", "natives", "nodes"),
+            *("pending", "policy", "reads", "shadowed", "unfinished", "vids"),
         ),
     ),
     "step": (
@@ -34,6 +34,7 @@ SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("call", "compiled", "depth", "info", "likely", "node", "operands", "then", "vids", "warm"),
     ),
     "node": ("Node", ("place", "results", "scalars")),
+    "policy": ("Policy", ("autotuner", "backoff")),
     "autotuner": ("Autotuner", ("countdown", "native", "stepping", "waiting")),
     "backoff": ("Backoff", ("due", "left")),
     "read": ("DeviceInput", ("array", "buffer", "home", "origin", "vid")),

@@ -1,4 +1,4 @@
-"""Pace: is this part of the program faster fused or native? Measured where the program itself waits, not assumed.
+"""The autotuner: is this part of the program faster fused or native? Measured where the program waits, not assumed.
 
 Recording an op costs a few microseconds, and XLA is not ahead of ATen everywhere, so a model of tiny ops, or one whose
 time goes into products that both compute alike, may run faster natively. The time between two reads of computed
@@ -18,9 +18,9 @@ import math
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ..bounded import Bounded
+from .alone import Turn
 from .iteration import Iteration
 from .segment import Choice, Pieces, Segment
 from .times import Place, Steady, Times
@@ -32,7 +32,6 @@ SOME, MOST = 8, 1024  # contexts in a row that are natively faster, until those 
 PLACES = 1024
 FLUSHES = 64  # in a segment that can be told from others elsewhere
 
-Turn = Literal["step", "sync", "read", "entry", "backward"]
 TURNS: tuple[Turn, ...] = ("step", "sync", "read")
 
 # What has been measured, and where a program reads: for all contexts of the process.

@@ -42,6 +42,15 @@ class Skeletons:
         self.singles[skeleton] = self.singles.get(skeleton, 0) + 1
         return self.singles[skeleton] > SINGLES
 
+    def is_unstable(
+        self, skeleton: Hashable, signature: Hashable, shapes: Hashable, reproducible: bool, compiles: bool
+    ) -> bool:
+        """Whether ATen had better run a stream that has no executable yet, as its shapes keep changing: it would be
+        compiled at once (`compiles`), or once it has come again."""
+        if reproducible:
+            return not self.is_among_the_first(skeleton, signature)
+        return not self.is_hot(skeleton, signature, shapes) if compiles else self.came_once(skeleton)
+
     def is_hot(self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting.
 
@@ -149,7 +158,7 @@ class Backoff:
             self.unstable, self.left = PATIENCE - 1, self.length
             self.length = min(2 * self.length, LONGEST)
 
-    def passed_sync(self, points: int = 1) -> None:
+    def pass_sync(self, points: int = 1) -> None:
         """Count down at a sync point, or at so many since the last one."""
         if not self.left:
             return

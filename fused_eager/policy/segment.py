@@ -63,7 +63,7 @@ class Choice:
     def tell(self, place: Place, remembered: bool) -> None:
         """Say what has been chosen for what begins at `place`, and whether another process has measured it."""
         LOG.emit(
-            "pace",
+            "choice",
             site=str(describe(place)),  # type: ignore[arg-type]
             native=self.native,
             fused_s=self.fused_s,

@@ -21,14 +21,14 @@ from ..executing import run
 from ..executing.island import judge
 from ..log import site
 from ..log.reasons import Reason
+from ..policy.allowance import Shadowed, limits
 from ..quiet import through
-from ..tracing.allowance import limits
 from ..tracing.calls import CALLS, Foreign, new_call, take
 from ..tracing.infer import Unknown
 from ..tracing.infer import is_loaded as inference_is_loaded
 from ..tracing.numbers import are_taken, kinds
 from ..tracing.opinfo import OpInfo
-from ..tracing.stream import Node, Result, Shadowed, Stream, Use, start
+from ..tracing.stream import Node, Result, Stream, Use, start
 from ..tracing.structure import Call, View
 from ..tracing.trace import DEVICE, MEMORY, MISS, NATIVE, PENDING, Operand, Step
 from . import native, shadow
@@ -163,7 +163,7 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
         # What these return need not be inferred: torch's compiler, which does that, takes a second to import.
         if lengths.strays(stream, stream.expected(), (info, site.here()), tensors):
             end_strayed(stream, info)
-            return native.run_through(stream, info, args, kwargs, stream.backoff.code)
+            return native.run_through(stream, info, args, kwargs, stream.policy.backoff.code)
         if limits(stream.config) and not inference_is_loaded():
             # As the first of another stream it is run.
             run.flush(stream, Reason("region.new", f"such a call of {info.op} has not come before"))
@@ -363,4 +363,4 @@ def end_strayed(stream: Stream, info: OpInfo) -> None:
     the next sync point, is not written down this time."""
     stream.strayed = True
     run.flush(stream, Reason("region.new", f"{info.op} has come with another length"))
-    stream.backoff.rest_until_sync()
+    stream.policy.backoff.rest_until_sync()

@@ -32,10 +32,11 @@ from ..devices.storage import offset_of, storage_of
 from ..executing import run
 from ..executing.materialize import materialize
 from ..log.reasons import Reason
+from ..policy.allowance import Shadowed
 from ..tracing.calls import make_call, overlap, written
 from ..tracing.infer import Unknown, described, is_sized_by_values
 from ..tracing.opinfo import OpInfo
-from ..tracing.stream import NativeInput, Node, Result, Shadowed, Stream
+from ..tracing.stream import NativeInput, Node, Result, Stream
 from ..tracing.structure import Call
 from ..tracing.trace import MISS, Step
 from . import native

@@ -61,7 +61,7 @@ class expect:
         LOG.budgets += 1
         door = current_door()
         if door is not None:
-            door.stream.backoff.end()
+            door.stream.policy.backoff.end()
             self._recorded.enter_context(fused_eager())
         self.start = time.perf_counter()
         LOG.sinks.append(self.seen.append)

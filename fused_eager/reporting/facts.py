@@ -59,7 +59,7 @@ class Facts:
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
     collectives: dict[tuple[str, str, str], Collective] = field(default_factory=dict)  # by op, line and group
-    contests: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
+    op_choices: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
 
@@ -223,7 +223,7 @@ class Adder:
         f.compiles.append(found)
         self._new.setdefault((process, event.thread), []).append(found)
 
-    def _aside(self, process: int, event: Event, d: dict[str, Any]) -> None:
+    def _bypass(self, process: int, event: Event, d: dict[str, Any]) -> None:
         f = self.facts
         f.turns += d["turns"]
         if d.get("reason") in NOT_COMPILED:
@@ -328,12 +328,12 @@ class Adder:
     def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.mismatches.append(d)
 
-    def _pace(self, process: int, event: Event, d: dict[str, Any]) -> None:
+    def _choice(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.choices[d["site"]] = d
 
-    def _contest(self, process: int, event: Event, d: dict[str, Any]) -> None:
+    def _op_choice(self, process: int, event: Event, d: dict[str, Any]) -> None:
         if d["native"]:
-            self.facts.contests.append(d)
+            self.facts.op_choices.append(d)
 
     def _parameter(self, process: int, event: Event, d: dict[str, Any]) -> None:
         row = self._built.get(d["site"])

@@ -56,7 +56,7 @@ def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:
     cuts = [c for c in f.cuts if c.reason != "mode.single"]
     rows: dict[str, Sized] = {
         "regions": f.regions, "compilations": f.compiles, "waits": f.syncs, "cuts": cuts, "islands": f.islands,
-        "choices": f.choices, "contests": f.contests, "modules": f.modules,
+        "choices": f.choices, "op_choices": f.op_choices, "modules": f.modules,
     }  # fmt: skip
     return {
         "facts": f,
@@ -77,7 +77,7 @@ def _model(f: Facts, advice: Sequence[Advice]) -> dict[str, Any]:
         "cuts": top(cuts, "count", ROWS),
         "islands": top(f.islands, "count", ROWS),
         "choices": list(f.choices.values())[:ROWS],
-        "contests": f.contests[:ROWS],
+        "op_choices": f.op_choices[:ROWS],
         "modules": sorted(f.modules.items(), key=lambda item: (-item[1][1], -item[1][0]))[:ROWS],
         # How many rows a section leaves out.
         "left": collections.Counter({name: len(found) - ROWS for name, found in rows.items() if len(found) > ROWS}),
@@ -143,7 +143,7 @@ def _spans(f: Facts) -> list[tuple[str, float, float]]:
             out.append(("meanwhile", start + d["compiling"], launched))
             out.append(("launch", launched, e.time))
             flushed = e.time
-        elif e.kind == "aside":
+        elif e.kind == "bypass":
             kind = "meanwhile" if d.get("reason") in NOT_COMPILED else "alone"
             out.append((kind, e.time - d["seconds"], e.time))
             alone = e.time

@@ -16,7 +16,7 @@ from ..compiling.xla_cpu import finishing  # noqa: F401  (the variants of XLA:CP
 from ..config import OPTIONS, spell
 from ..log.reasons import CODES
 from ..lowering import rewrites
-from .schema import COMMON, KINDS, VERSION, Field
+from .schema import COMMON, FORMER, KINDS, VERSION, Field
 
 _FAMILIES = {
     "sync": "The program waits",
@@ -82,7 +82,9 @@ def event_log() -> str:
         "else the line of `backward()`.",
         "",
         "Readers skip kinds and fields that they do not know; the version grows when a field changes its meaning or",
-        "goes.",
+        "goes, or a kind its name. In version 1 "
+        + ", ".join(f"`{now}` was `{former}`" for former, now in FORMER.items())
+        + ": such logs are read as well.",
         "",
         "## Every line",
         "",

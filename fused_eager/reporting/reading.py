@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import FusedEagerError
 from ..log.events import Event
-from .schema import VERSION
+from .schema import FORMER, VERSION
 
 
 class LogError(FusedEagerError):
@@ -58,12 +58,12 @@ class Process:
             self.broken += 1
             return None
         if kind == "start":
-            if data.get("v") != VERSION:
-                raise LogError(f"{self.file}: version {data.get('v')!r} of the event log; known here: {VERSION}")
+            if data.get("v") not in range(1, VERSION + 1):
+                raise LogError(f"{self.file}: version {data.get('v')!r} of the event log; known here: 1 to {VERSION}")
             self.start = data
             return None
         self.ended = kind == "end"
-        event = Event(kind, t, data, thread)
+        event = Event(FORMER.get(kind, kind), t, data, thread)
         self.events.append(event)
         return event
 

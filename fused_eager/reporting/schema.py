@@ -1,14 +1,17 @@
 """The schema of the event log: each kind of line, its fields and their units. `docs/event_log.md` is made from it.
 
-The version grows when a field changes its meaning or goes; a new field or kind does not change it, and readers skip
-what they do not know.
+The version grows when a field changes its meaning or goes, or a kind its name; a new field or kind does not change it,
+and readers skip what they do not know.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-VERSION = 1
+VERSION = 2
+
+# The kinds of version 1 that have another name now.
+FORMER = {"aside": "bypass", "pace": "choice", "contest": "op-choice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
-            "aside",
+            "bypass",
             "Torch ran alone for a while, because that was measured to be faster, or until something was compiled: the "
             "mode had left torch's stack, or passed on each op.",
             (
@@ -324,7 +327,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
-            "pace",
+            "choice",
             "It was measured whether a segment of the program, up to a read of a value, is faster fused or natively: "
             "here, or by a process before. Or that of a turn of a loop, up to an optimizer step, which is several.",
             (
@@ -336,7 +339,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
-            "contest",
+            "op-choice",
             "It was measured whether one heavy call is faster as a part of a region or, between two regions, on ATen.",
             (
                 Field("op", "text", "the ATen overload"),

@@ -224,9 +224,9 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
             words = f"from {short(c['site'])} to the next read: {times[0]} fused, {times[1]} natively"
             words += " (remembered)" if c.get("remembered") else ""
             lines.append(f"  {way:<6}  {words}"[:WIDTH])
-    if f.contests:
+    if f.op_choices:
         lines += ["", "Calls that ATen runs between regions, as it is faster there (measured):"]
-        for c in sorted(f.contests, key=lambda c: c["native_s"] - c["fused_s"])[:ROWS]:
+        for c in sorted(f.op_choices, key=lambda c: c["native_s"] - c["fused_s"])[:ROWS]:
             both = f"{duration(c['native_s'])} on ATen, {duration(c['fused_s'])} through XLA"
             lines.append(f"  {c['op']} at {short(c['site'])}: {both}"[:WIDTH])
     return lines

@@ -27,7 +27,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..devices.device import SEEN_AS
 from ..devices.storage import storage_of
-from .allowance import ALLOWANCE
+from ..policy.allowance import ALLOWANCE
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from ..devices.buffer import Buffer, Owner
 from ..devices.device import Device
 from ..devices.home import Home
 from ..devices.host.device import HOST
-from ..policy.autotuner import Autotuner
-from ..policy.hotness import Backoff
+from ..policy.allowance import Shadowed
+from ..policy.policy import Policy
 from .node import Hole, Node, Ref, Result, Use, place_of, places, start, starts, targets_of, views
 from .trace import MEMORY, Step
 
@@ -56,19 +56,6 @@ class DeviceInput:
         self.origin = origin
 
 
-@dataclass(slots=True)
-class Shadowed:
-    """What the ops of a stream that is run as it is recorded (`recording.shadow`) have taken and made."""
-
-    seconds: float = 0.0
-    held: int = 0  # bytes that lived when it was last looked at
-    young: int = 0  # bytes that have come since
-    granted: float = 0.0  # seconds that may go into writing it down, besides a share of the above,
-    written: float = 0.0  # those that have gone into it,
-    followed: float = 0.0  # and into following what was written down before:
-    came: int = 0  # so many ops
-
-
 class Streams:
     """All streams that live. Other threads may open theirs while somebody goes through them."""
 
@@ -106,8 +93,7 @@ class Stream(Owner):
     natives: dict[int, dict[Hashable, NativeInput]] = field(default_factory=dict)
     reads: dict[int, DeviceInput] = field(default_factory=dict)
     unfinished: object = None  # the flush that an interrupt has left in the middle, if one has: an `Execution`
-    backoff: Backoff = field(default_factory=Backoff)
-    autotuner: Autotuner = field(default_factory=Autotuner)
+    policy: Policy = field(default_factory=Policy)
     at: Step = field(default_factory=lambda: MEMORY.root)  # where in the trace memory it is
     thread: int = field(default_factory=threading.get_ident)  # whose ops these are
     root: Step = field(default_factory=lambda: MEMORY.root)  # of the tree in which this one began
@@ -174,7 +160,6 @@ __all__ = [
     "Node",
     "Ref",
     "Result",
-    "Shadowed",
     "Stream",
     "Streams",
     "Use",

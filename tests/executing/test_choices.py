@@ -42,9 +42,9 @@ def process(
     """What `paced` did in a process that knows only the cache in `folder`: its ways, its choices, and what became of
     the questions and answers."""
     autotuner.forget()
-    with events("pace", "cache-choice") as seen:
+    with events("choice", "cache-choice") as seen:
         ways, _ = run(program, folder, **{"native": "measured", **options})
-    told = [e.data for e in seen if e.kind == "pace"]
+    told = [e.data for e in seen if e.kind == "choice"]
     return ways, told, [e.data["outcome"] for e in seen if e.kind == "cache-choice"]
 
 
@@ -378,7 +378,7 @@ def test_one_flush_per_segment_is_noted_and_forgotten(tmp_path: Path) -> None:
         x, counts = torch.linspace(-1, 1, 8), []
         for _ in range(3):
             (x * 2).sum().item()
-            counts.append(len(open_stream().autotuner.flushes))
+            counts.append(len(open_stream().policy.autotuner.flushes))
         return counts
 
     assert process(tmp_path, program)[0] == [0, 0, 0]

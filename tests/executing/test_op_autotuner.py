@@ -77,11 +77,11 @@ def chosen(seen: list[Any]) -> list[list[str]]:
 
 def test_a_call_that_aten_runs_faster_is_an_island_between_two_regions(asked: list[str]) -> None:
     x = torch.randn(N)
-    with events("plan", "contest") as seen:
+    with events("plan", "op-choice") as seen:
         out = steady(program, x)
     torch.testing.assert_close(out, program(x))
     assert asked == ["aten.sort.default"]
-    (told,) = [e.data for e in seen if e.kind == "contest"]
+    (told,) = [e.data for e in seen if e.kind == "op-choice"]
     assert told["native"] and told["site"].partition(":")[0].endswith("test_op_autotuner.py") and not told["remembered"]
     assert ["xla", "aten", "xla"] in chosen(seen)
     assert any("ATen is faster here" in str(e.data) for e in seen)
@@ -90,9 +90,9 @@ def test_a_call_that_aten_runs_faster_is_an_island_between_two_regions(asked: li
 
 def test_a_call_that_xla_runs_as_fast_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_autotuner, "_measured", lambda call, settings: SLOWER)
-    with events("plan", "contest") as seen:
+    with events("plan", "op-choice") as seen:
         steady(program, torch.randn(N))
-    assert [e.data["native"] for e in seen if e.kind == "contest"] == [False]
+    assert [e.data["native"] for e in seen if e.kind == "op-choice"] == [False]
     assert chosen(seen)[-1] == ["xla"]
 
 
@@ -101,10 +101,10 @@ def test_what_cannot_be_measured_stays_with_xla(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no such client")
 
     monkeypatch.setattr(op_autotuner, "_client", fail)
-    with events("plan", "contest") as seen:
+    with events("plan", "op-choice") as seen:
         out = steady(program, x := torch.randn(N))
     torch.testing.assert_close(out, program(x))
-    assert chosen(seen)[-1] == ["xla"] and not [e for e in seen if e.kind == "contest"]
+    assert chosen(seen)[-1] == ["xla"] and not [e for e in seen if e.kind == "op-choice"]
 
 
 def test_each_call_is_measured_once(asked: list[str]) -> None:
@@ -155,7 +155,7 @@ def test_another_process_finds_what_was_measured(asked: list[str], tmp_path: Pat
     finish_writing()
     autotuner.forget()
     op_autotuner.forget()
-    with events("contest") as seen:
+    with events("op-choice") as seen:
         steady(lambda x: program(x) * 3, torch.randn(N), **options)
     assert len(asked) == 1 and [e.data["remembered"] for e in seen] == [True]
 

@@ -82,12 +82,12 @@ def test_a_thread_that_rests_for_so_long_goes_on_when_that_is_over() -> None:
         stream = open_stream()
         program(X, W)
         sync()
-        stream.backoff.rest(lambda: False, at_most=1e6)
+        stream.policy.backoff.rest(lambda: False, at_most=1e6)
         program(X, W)
         with ways() as went:
             program(X, W)
         assert went.python == 0 and not stream.nodes
-        stream.backoff.due = 0.0
+        stream.policy.backoff.due = 0.0
         program(X, W)
         assert len(stream.nodes) == 8
 

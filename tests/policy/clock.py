@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fused_eager.policy import autotuner, hotness, segment
+from fused_eager.policy import allowance, alone, autotuner, hotness, policy, segment
 
 
 class Clock:
@@ -15,5 +15,5 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: self.now)
-        for module in (autotuner, hotness, segment):
+        for module in (allowance, alone, autotuner, hotness, policy, segment):
             monkeypatch.setattr(module, "time", clock)

@@ -61,12 +61,12 @@ def test_a_backoff_can_last_until_something_happens() -> None:
     backoff, over = Backoff(), False
     backoff.rest(lambda: over)
     for _ in range(3):
-        backoff.passed_sync()
+        backoff.pass_sync()
         assert backoff.left and backoff.code == "region.new"
     over = True
     backoff.wake()
     assert backoff.left, "it ends where a stream would begin, at a sync point"
-    backoff.passed_sync()
+    backoff.pass_sync()
     assert not backoff.left
     backoff.rest(lambda: over)
     backoff.wake()
@@ -104,7 +104,7 @@ def test_a_stream_is_given_up_at_an_op_of_a_new_length(monkeypatch: pytest.Monke
         for n in (5, 6, 7, 8):
             assert round_of(n) == pytest.approx(wanted[n])
         assert recorded == [6, 3, 3, 3], "given up at the first op of another length"
-        backoff = open_stream().backoff
+        backoff = open_stream().policy.backoff
         assert backoff.left == BACKOFF - 1 and backoff.code == "region.unstable"
         while backoff.left:
             n = 9 + backoff.left
@@ -136,7 +136,7 @@ def test_a_stream_that_has_settled_stands_for_its_backoff() -> None:
         backoff.saw(False, "same")
     assert backoff.weight == 1
     while backoff.left:
-        backoff.passed_sync()
+        backoff.pass_sync()
     backoff.saw(False, "same")
     assert backoff.weight == 1 + BACKOFF
     backoff.saw(False, "other")
@@ -151,7 +151,7 @@ def test_backoffs_grow_up_to_a_limit_and_start_small_again() -> None:
         backoff.saw(hot=False)
         lengths.append(backoff.left)
         for _ in range(backoff.left):
-            backoff.passed_sync()
+            backoff.pass_sync()
         assert backoff.left == 0
     assert lengths[:3] == [BACKOFF, 2 * BACKOFF, 4 * BACKOFF] and lengths[-1] == LONGEST
     backoff.saw(hot=True)
@@ -162,7 +162,7 @@ def test_backoffs_grow_up_to_a_limit_and_start_small_again() -> None:
 
 def test_countdown_stops_at_zero() -> None:
     backoff = Backoff()
-    backoff.passed_sync()
+    backoff.pass_sync()
     assert backoff.left == 0
 
 

@@ -10,9 +10,9 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.compiling import background
-from fused_eager.frontends.context.bypass import Turns
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.policy import autotuner, times
+from fused_eager.policy.alone import Turns
 from fused_eager.policy.iteration import TIMED, Iteration
 from fused_eager.policy.segment import AGAIN, LOSS, SOON, Segment
 from tests.streams import CLOCKS, events
@@ -216,7 +216,7 @@ def test_a_loop_of_two_segments_ends_up_on_the_faster_way_of_all(
         background.wait()
         return total
 
-    with events("pace") as seen, fused_eager(native="measured", compile="auto"):
+    with events("choice") as seen, fused_eager(native="measured", compile="auto"):
         losses = [step() for _ in range(6 * TIMED)]
     reference = torch.ones(3, requires_grad=True)
     other = torch.optim.SGD([reference], lr=0.1)

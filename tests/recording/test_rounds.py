@@ -116,7 +116,7 @@ def test_rounds_are_timed_where_nothing_else_tells_them_apart() -> None:
     with fused_eager(max_pending=LIMIT, native="measured", compile="wait"):
         door = current_door()
         assert door is not None
-        while (found := door.stream.autotuner.running) is None or found.chosen is None or found.trying:
+        while (found := door.stream.policy.autotuner.running) is None or found.chosen is None or found.trying:
             y = from_outside(x, y)
             assert time.monotonic() < limit, "no choice is made"
         assert len(found.fused.of(found.end)) + len(found.native.of(found.end)) >= SAMPLES

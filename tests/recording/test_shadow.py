@@ -104,8 +104,8 @@ def test_a_new_call_within_a_compiled_stream_begins_another_one(monkeypatch: pyt
     with auto():
         for i in range(9):
             stream = open_stream()
-            stream.autotuner.native = False
-            stream.backoff.end()
+            stream.policy.autotuner.native = False
+            stream.policy.backoff.end()
             got.append(step(i > 5))
             background.wait()
     assert got == pytest.approx(wanted, rel=1e-5)

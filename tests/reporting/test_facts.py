@@ -25,8 +25,8 @@ def test_times_do_not_overlap() -> None:
 def test_what_aten_ran_as_it_was_recorded_is_no_launching() -> None:
     log = Log()
     log.flush(seconds=3.0, native=2.5)
-    log.tell("aside", turn="step", turns=3, seconds=1.0, reason="region.native")
-    log.tell("aside", turn="step", turns=2, seconds=0.5, reason="region.new")
+    log.tell("bypass", turn="step", turns=3, seconds=1.0, reason="region.native")
+    log.tell("bypass", turn="step", turns=2, seconds=0.5, reason="region.new")
     f = add_up([log.process])
     assert (f.launch, f.meanwhile, f.bypassed) == (0.5, 3.0, 1.0)
     assert (f.turns, f.waiting) == (5, 2)

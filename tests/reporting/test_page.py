@@ -39,8 +39,8 @@ def everything(folder: Path) -> Report:
         if i % 2:
             log.tell("run", plan=i, region=0, seconds=1e-4 * i)
         log.island(op=f"aten.{'sort' if i < 9 else 'a_very_long_name_of_an_operator_' * 3}.default", site=at[i])
-        log.tell("pace", site=at[i], native=i % 2 == 0, fused_s=1e-3 * i, native_s=2e-3, remembered=i == 4)
-        log.tell("contest", op="aten.convolution.default", site=at[i], native=True, fused_s=1e-3 * i, native_s=1e-3)
+        log.tell("choice", site=at[i], native=i % 2 == 0, fused_s=1e-3 * i, native_s=2e-3, remembered=i == 4)
+        log.tell("op-choice", op="aten.convolution.default", site=at[i], native=True, fused_s=1e-3 * i, native_s=1e-3)
     return log.report
 
 

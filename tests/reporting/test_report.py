@@ -78,8 +78,8 @@ def test_a_run_without_fault_says_so() -> None:
 def test_the_way_that_was_faster_is_told_where_it_was_measured() -> None:
     log = Log()
     log.flush()
-    log.tell("pace", site="a.py:7", native=False, fused_s=0.1, native_s=0.3)
-    log.tell("pace", site="a.py:7", native=True, fused_s=0.3, native_s=0.1)
+    log.tell("choice", site="a.py:7", native=False, fused_s=0.1, native_s=0.3)
+    log.tell("choice", site="a.py:7", native=True, fused_s=0.3, native_s=0.1)
     found = log.report
     assert found.choices == {"a.py:7": "native"}
     assert "native  from a.py:7 to the next read: 300 ms fused, 100 ms natively" in str(found)
@@ -89,7 +89,7 @@ def test_the_way_that_was_faster_is_told_where_it_was_measured() -> None:
 def test_a_way_that_another_process_measured_is_told_as_such() -> None:
     log = Log()
     log.flush()
-    log.tell("pace", site="a.py:7", native=True, fused_s=0.3, native_s=0.1, remembered=True)
+    log.tell("choice", site="a.py:7", native=True, fused_s=0.3, native_s=0.1, remembered=True)
     assert "300 ms fused, 100 ms natively (remembered)" in str(log.report)
     assert "before, by another process" in log.report.html()
 

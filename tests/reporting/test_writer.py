@@ -299,3 +299,14 @@ def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text('{"kind": "start", "t": 0, "v": 99}\n')
     with pytest.raises(LogError, match="version 99"):
         reading.read(path)
+
+
+def test_a_log_of_version_1_is_read_by_its_own_names(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(
+        '{"kind": "start", "t": 0, "v": 1}\n'
+        '{"kind": "pace", "t": 1, "site": "a.py:7", "native": true, "fused_s": 0.3, "native_s": 0.1}\n'
+        '{"kind": "aside", "t": 9, "turn": "step", "turns": 3, "seconds": 7.0, "reason": "region.native"}\n'
+    )
+    (process,) = reading.read(path)
+    assert [e.kind for e in process.events] == ["choice", "bypass"]

@@ -21,8 +21,9 @@ from ...follower.build import NAME
 from ...follower.spec import Treatment
 from ...log import site
 from ...log.events import LOG
-from ...policy import autotuner
+from ...policy.autotuner import Autotuner
 from ...policy.hotness import Backoff
+from ...policy.policy import Policy
 from ...recording import native, other_devices, pending
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from ...tracing.stream import STREAMS, DeviceInput, NativeInput, Node, Stream
@@ -109,7 +110,8 @@ _CLASSES = (
     Stream,
     Step,
     Node,
-    autotuner.Autotuner,
+    Policy,
+    Autotuner,
     Backoff,
     DeviceInput,
     NativeInput,

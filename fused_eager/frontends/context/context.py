@@ -24,12 +24,12 @@ from ...executing.materialize import materialize_all
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
+from ...policy.allowance import ALLOWANCE, limits
 from ...recording.native import nothing_is_pending
 from ...tracing import infer
-from ...tracing.allowance import ALLOWANCE, limits
 from . import bypass, connection, guards, moments, parking, refusals, shutdown, signals, threads
 from .bypass import turned
-from .intercept import FrontDoor, boundary, passed_sync
+from .intercept import FrontDoor, boundary
 from .threads import THREAD, ThreadState
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +73,7 @@ def sync(*, compiled: bool = False) -> None:
     if door is not None:
         materialize_all(Reason("sync.call"), only=door.stream)
         if not door.bypassed:
-            passed_sync(door.stream)
+            door.policy.pass_sync()
             boundary(door.stream, site.here(), True)
         turned(door, "sync")
     if compiled:
@@ -256,7 +256,7 @@ class fused_eager:
             else:
                 door.reopen(config)
             if limits(config):
-                ALLOWANCE.enter(door.stream.backoff)
+                ALLOWANCE.enter(door.policy.backoff)
             bypass.enter(door, place, again)
         except BaseException:
             if guarded:
@@ -274,16 +274,14 @@ class fused_eager:
             if stream.config.measures:
                 if not door.bypassed:
                     # What is done to leave belongs to the last segment, whether it has ended by now or not.
-                    waiting = stream.autotuner.waiting
+                    waiting = stream.policy.autotuner.waiting
                     materialize_all(Reason("cut.exit"), only=stream)
                     if waiting:
-                        stream.autotuner.amend(time.perf_counter() - began)
+                        stream.policy.autotuner.amend(time.perf_counter() - began)
                     else:
                         boundary(stream, site.here(), True)
-                    passed_sync(stream)
-                else:
-                    bypass.leave(door)
-                stream.autotuner.leave(door.bypassed)
+                    stream.policy.pass_sync()
+                stream.policy.leave(door.bypassed)
                 ALLOWANCE.look()
         finally:
             threads.close(door, idle=door.bypassed and nothing_is_pending())

@@ -48,7 +48,7 @@ from . import (
     tracers,
 )
 from .imports import after_import
-from .intercept import FrontDoor, enter_child, passed_sync, stepped
+from .intercept import FrontDoor, enter_child, stepped
 from .readers import natively
 from .threads import current_door, in_context_of
 
@@ -185,7 +185,7 @@ def _after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         reducers.attach()
         try:
             with job.explained(lambda: job.here("backward")):
-                if not door.bypassed and door.stream.backoff.left and native.nothing_is_pending():
+                if not door.bypassed and door.policy.backoff.left and native.nothing_is_pending():
                     out = natively(original, *args, **kwargs)  # nothing of it is recorded: it need not be seen
                 else:
                     out = original(*args, **kwargs)
@@ -207,8 +207,8 @@ def cut(reason: Reason, is_turn: bool = True) -> None:
     goes on if that `is_turn`."""
     door = current_door()
     if door is not None and not door.bypassed and door.stream.config.mode == "fused":
-        if is_turn or door.stream.backoff.until is None:
-            passed_sync(door.stream)
+        if is_turn or door.policy.backoff.until is None:
+            door.policy.pass_sync()
         run.flush(door.stream, reason)
         follower.attend()
 
@@ -218,7 +218,7 @@ def _optimizer_steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     door = current_door()
     if door is not None:
-        door.stream.autotuner.stepping = True
+        door.policy.autotuner.stepping = True
 
 
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

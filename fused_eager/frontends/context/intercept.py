@@ -16,6 +16,7 @@ from torch._C import _len_torch_function_stack as _functions
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager.fusion_rules import families
 from fused_eager.fusion_rules.decompose import is_composite
 
 from ... import follower, profiled, quiet
@@ -27,13 +28,13 @@ from ...executing.materialize import give_up, hand_over, materialize_all, take_o
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import OUTSIDE, Reason
-from ...policy.autotuner import Autotuner
+from ...policy.allowance import ALLOWANCE, limits
 from ...recording import native, other_devices, record, rounds
 from ...recording.native import nothing_is_pending
-from ...tracing.allowance import ALLOWANCE, limits
 from ...tracing.calls import shape_of
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import Stream
+from ...tracing.trace import MEMORY
 from . import collectives, inspecting, subclasses
 from .bypass import Bypass, turned
 
@@ -63,7 +64,7 @@ class FrontDoor(Bypass):
     def reopen(self, config: Config) -> None:
         """A context is entered again for which this one was kept. How its streams fared it still knows."""
         self.config = self.stream.config = config
-        self.stream.autotuner = Autotuner()
+        self.policy.enter_again()
         self.open, self.hidden, self.reads, self.backwards = True, False, 0, 0
         self.keeps_subnormals = False
 
@@ -75,9 +76,9 @@ class FrontDoor(Bypass):
         """From here on these options hold; nothing is pending that was recorded under others."""
         self.stream.config = config
         if limits(config):
-            ALLOWANCE.enter(self.stream.backoff)
+            ALLOWANCE.enter(self.policy.backoff)
         else:  # natively nothing would be checked, or fused
-            self.stream.backoff.end()
+            self.policy.backoff.end()
 
     supports_higher_order_operators = True
 
@@ -127,18 +128,16 @@ class FrontDoor(Bypass):
 
     def _begin(self, func: Any, args: Any) -> None:
         """The first op since the last boundary."""
-        stream = self.stream
-        autotuner = stream.autotuner
+        stream, policy = self.stream, self.policy
         if not stream.config.measures:
-            autotuner.waiting = False
+            policy.autotuner.waiting = False
         elif self.lender is not None and self.lender.someone_is_bypassed():
-            autotuner.go_along()
+            policy.autotuner.go_along()
         else:
             with torch._C.DisableTorchFunction():  # `set_` comes here without asking a subclass's function first
                 shapes = list(_shapes(args))
-            changes = autotuner.begin(site.here(), id(func), shapes)
-            self.passes_on(autotuner.native or stream.backoff.left > 0)
-            if changes and autotuner.native:
+            changes = policy.begin(site.here(), id(func), shapes)
+            if changes and policy.autotuner.native:
                 # What is on the device would be fetched one by one, and looked for at every op.
                 hand_over(Reason("region.native"), only=stream)
             elif changes:
@@ -146,7 +145,7 @@ class FrontDoor(Bypass):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         stream = self.stream
-        autotuner = stream.autotuner
+        policy = stream.policy
         # What is not ours passes before anything of it is looked at: its sizes may be symbols.
         if _modes_below() and not _only_watchers():
             return _pass_on(stream, func, args, kwargs or {})
@@ -154,10 +153,10 @@ class FrontDoor(Bypass):
             if not subclasses.is_plain(kind):
                 subclasses.leave_to(args, kwargs)
                 return NotImplemented
-        if autotuner.waiting:
+        if policy.autotuner.waiting:
             self._begin(func, args)
-        natively = stream.backoff.is_on() or (autotuner.native and stream.config.measures)
-        if natively and id(func) in _HARMLESS and nothing_is_pending() and not autotuner.countdown:
+        natively = policy.runs_natively(stream.config.measures)
+        if natively and id(func) in _HARMLESS and nothing_is_pending() and not policy.autotuner.countdown:
             return quiet.through(func, args, kwargs or {})
         config = stream.config
         mode = config.mode
@@ -203,15 +202,15 @@ class FrontDoor(Bypass):
         return out
 
     def _computed(self, stream: Stream, mode: str, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-        config = stream.config
+        config, policy = stream.config, stream.policy
         if config.log == "ops":
             inspecting.print_call(info, args, kwargs)
-        if stream.backoff.left:
-            return native.run_through(stream, info, args, kwargs, stream.backoff.code)
+        if policy.backoff.left:
+            return native.run_through(stream, info, args, kwargs, policy.backoff.code)
         seen_alone = self.lender is not None and self.lender.someone_is_bypassed()
         if seen_alone and config.measures:
             return native.run_through(stream, info, args, kwargs, "region.native")
-        if stream.autotuner.native and config.measures and not self._records_from_here(info, args):
+        if policy.autotuner.native and config.measures and not self._records_from_here(info, args):
             return native.run_through(stream, info, args, kwargs, "region.native")
         device = other_devices.device_of(args, kwargs)
         if device:
@@ -231,9 +230,12 @@ class FrontDoor(Bypass):
             out = native.run_through(stream, info, args, kwargs, "region.new")
             self.rounds.has_passed(info, args, out)
             return out
-        begun = ALLOWANCE.begin(stream)
+        if not before:
+            families.load()  # JAX and the rows, once: that is nothing that recording takes
+        known, begun = MEMORY.size, ALLOWANCE.begin(stream.shadowed)
         out = record.record(stream, info, args, kwargs)
-        if ALLOWANCE.is_used_up(stream, begun) and limits(config):
+        is_new = MEMORY.size != known
+        if ALLOWANCE.is_used_up(stream.shadowed, len(stream.nodes), begun, is_new) and limits(config):
             give_up(stream)
             return out
         pending = len(stream.nodes)
@@ -251,16 +253,16 @@ class FrontDoor(Bypass):
     def _begin_round(self, info: OpInfo, args: Any) -> bool:
         """A round begins that nothing else tells from the one before. Whether it is to be recorded."""
         stream = self.stream
-        if stream.autotuner.is_sampling:
+        if stream.policy.autotuner.is_sampling:
             run.wait()
         boundary(stream, (self.rounds.op, self.rounds.place), True)
         self._begin(info.op, args)
-        stream.autotuner.countdown = self.rounds.ops if stream.autotuner.native else 0
-        return not stream.autotuner.native
+        stream.policy.count_round(self.rounds.ops)
+        return not stream.policy.autotuner.native
 
     def _records_from_here(self, info: OpInfo, args: Any) -> bool:
         """Whether what runs natively is rounds, one is over, and what follows is to be recorded."""
-        autotuner = self.stream.autotuner
+        autotuner = self.policy.autotuner
         if not autotuner.countdown:
             return False
         autotuner.countdown -= 1
@@ -355,32 +357,19 @@ def _tracked(op: OpOverload, call: Callable[..., Any], args: Any, kwargs: dict[s
 
 def looked_at(stream: Stream, place: Any, waited: bool) -> None:
     """The program has read a value at `place`; `waited`: the value was not in native memory before."""
-    passed_sync(stream)
+    stream.policy.pass_sync()
     # Where nothing is recorded or running, a number that was computed on the host ends a segment as well.
     boundary(stream, place, waited or not (stream.nodes or run.DEFERRED.launches))
 
 
-def passed_sync(stream: Stream) -> None:
-    """A sync point: where a thread that runs natively for a backoff may go on recording."""
-    if stream.backoff.left:
-        stream.autotuner.restart()
-        stream.backoff.passed_sync()
-
-
 def boundary(stream: Stream, place: Any, waited: bool, stepped: bool = False) -> None:
     """The program has read a value at `place`, or waited there: the way in which it goes on may be another one."""
-    if stream.config.measures and not stream.autotuner.stepping:
-        if stream.backoff.left or background.busy():
-            stream.autotuner.restart()
-            if not stream.backoff.left and stream.autotuner.is_sampling:
-                background.disturb(stream.backoff)
-        stream.autotuner.passed(place, waited, stepped, nothing_is_pending())
-        running = stream.autotuner.running
-        if running is not None and running.owed:
-            choices.exchange(stream.config, running)
-        if running is not None and running.chosen is False and not running.paid:
-            running.paid = True
-            ALLOWANCE.paid()
+    policy = stream.policy
+    if stream.config.measures and not policy.autotuner.stepping:
+        if policy.pass_boundary(place, waited, stepped, nothing_is_pending(), background.busy()):
+            background.disturb(policy.backoff)
+        if policy.owing is not None:
+            choices.exchange(stream.config, policy.owing)
 
 
 def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
@@ -395,11 +384,11 @@ def _shapes(args: Any) -> Iterator[Sequence[int] | None]:
 
 def stepped(door: FrontDoor) -> None:
     """An optimizer step of this thread has ended: a place where the front door may step aside, or come back."""
-    stream = door.stream
-    stream.autotuner.stepping = False
-    if stream.config.measures and stream.autotuner.unread and not door.bypassed:
+    stream, autotuner = door.stream, door.policy.autotuner
+    autotuner.stepping = False
+    if stream.config.measures and autotuner.unread and not door.bypassed:
         # Nothing was read since the last one, so this is where the time is taken.
-        if stream.autotuner.is_sampling:
+        if autotuner.is_sampling:
             run.wait()
         boundary(stream, site.here(), True, stepped=True)
     turned(door, "step")

@@ -104,7 +104,7 @@ def test_where_the_way_changes_it_is_given_back_before_the_other_one_takes_its_o
 
 def test_a_change_of_ways_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[bool] = []
-    monkeypatch.setattr(heap.WATCH, "turn", lambda: turns.append(open_stream().autotuner.native))
+    monkeypatch.setattr(heap.WATCH, "turn", lambda: turns.append(open_stream().policy.autotuner.native))
     ways = [False, False, True, True, False, False]
     monkeypatch.setattr(Segment, "wants_native", lambda self: ways.pop(0))
     x = torch.ones(300)

@@ -18,10 +18,11 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_eager import fused_eager, report, sync
-from fused_eager.frontends.context.bypass import LOOKED_AT, READS, Turns
+from fused_eager.frontends.context.bypass import READS
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG, Event
 from fused_eager.policy import autotuner, times
+from fused_eager.policy.alone import LOOKED_AT, Turns
 from fused_eager.policy.segment import Segment
 from fused_eager.policy.times import SAMPLES
 from fused_eager.quiet import stack
@@ -320,7 +321,8 @@ def test_what_a_job_of_someone_aside_takes_is_no_measurement(native_wins_for_lon
         for _ in range(4):
             y = y * 2
             y.sum().item()
-            seen.append((mine.stream.autotuner.native, mine.stream.autotuner.running, len(mine.stream.nodes)))
+            tuner = mine.policy.autotuner
+            seen.append((tuner.native, tuner.running, len(mine.stream.nodes)))
         return y
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool, fused_eager(native="measured"):
@@ -350,7 +352,7 @@ def test_what_printing_reads_for_itself_is_one_turn(native_wins_for_some_steps: 
     with fused_eager(native="measured"):
         stand_aside(lambda: float(x.sum()))
         door = current_door()
-        assert door is not None and door.waits_for == "read"
+        assert door is not None and door.policy.alone.turns.kind == "read"
         count = door._turns.count
         assert str(x[:90]) == wanted
         assert door._turns.count == count + 1
@@ -387,7 +389,7 @@ def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: 
 def told(before: int) -> tuple[list[Event], list[Event]]:
     """Since then: when torch was alone, and the flushes."""
     events = list(LOG.events)[before:]
-    return [e for e in events if e.kind == "aside"], [e for e in events if e.kind == "flush"]
+    return [e for e in events if e.kind == "bypass"], [e for e in events if e.kind == "flush"]
 
 
 @pytest.mark.parametrize("kind", ["read", "sync"])
@@ -511,14 +513,14 @@ def test_of_turns_that_come_fast_few_are_looked_at(
         assert door is not None
         while not door.bypassed:
             turn()
-        assert door.waits_for == kind
+        assert door.policy.alone.turns.kind == kind
         look = door.turned_bypassed
 
         def turned_bypassed(turn: Any) -> None:
             seen.append(1 + door.unseen[turn])
             look(turn)
 
-        door.begin_bypass(door.waits_for, 1.0)
+        door.begin_bypass(door.policy.alone.turns.kind, 1.0)
         monkeypatch.setattr("fused_eager.frontends.context.bypass.GLANCE", 1.0)
         monkeypatch.setattr("fused_eager.frontends.context.bypass.time", clock)
         monkeypatch.setattr("fused_eager.frontends.context.readers.perf_counter", clock.perf_counter)

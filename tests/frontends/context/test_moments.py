@@ -52,7 +52,7 @@ with fused_eager():
     door = current_door()
     y = goes_on_until(lambda: door.bypassed, x)
     assert door.between and door not in stack()
-    door.stream.backoff.end()
+    door.stream.policy.backoff.end()
     y = goes_on_until(lambda: not door.bypassed, y)
     assert door in stack()
     y = goes_on_until(lambda: door.bypassed, y)

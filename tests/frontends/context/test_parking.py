@@ -189,11 +189,11 @@ def test_a_thread_that_rests_rests_on_in_the_next_context(monkeypatch: pytest.Mo
         with fused_eager(native="measured", compile="auto"):
             door = current_door()
             assert door is not None
-            resting = door.stream.backoff.left
+            resting = door.stream.policy.backoff.left
             if resting:
                 assert door.bypassed and not stack()
             x = torch.ones(3) + 1
-            door.stream.backoff.rest(lambda: False)
+            door.stream.policy.backoff.rest(lambda: False)
         assert x.tolist() == [2.0] * 3
     assert resting
 

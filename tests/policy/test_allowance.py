@@ -16,12 +16,11 @@ from fused_eager.executing import run
 from fused_eager.frontends.context import bypass, intercept, parking
 from fused_eager.frontends.context.threads import current_door
 from fused_eager.log.events import LOG
-from fused_eager.policy import autotuner, hotness, segment
+from fused_eager.policy import allowance, alone, autotuner, hotness, policy, segment
+from fused_eager.policy.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN, Shadowed
 from fused_eager.quiet import stack
 from fused_eager.recording import shadow
-from fused_eager.tracing import allowance, trace
-from fused_eager.tracing.allowance import ALLOWANCE, HALVINGS, LEAST, PATIENCE, SHARE, VAIN
-from fused_eager.tracing.stream import Shadowed
+from fused_eager.tracing import trace
 from tests.streams import events, forget_pending, forget_shapes, open_stream
 
 COST = 1e-3  # seconds that writing an op down, or following it, takes here
@@ -159,10 +158,10 @@ def test_what_it_takes_is_owed(clock: Clock) -> None:
         assert ALLOWANCE.saved < LEAST and ALLOWANCE.vain == 1
         clock.now += (LEAST - ALLOWANCE.saved) / SHARE - 1e-4
         sync()
-        assert open_stream().backoff.left
+        assert open_stream().policy.backoff.left
         clock.now += 2e-4
         sync()
-        assert not open_stream().backoff.left
+        assert not open_stream().policy.backoff.left
 
 
 def test_what_never_comes_again_gets_less_and_less(clock: Clock) -> None:
@@ -171,12 +170,12 @@ def test_what_never_comes_again_gets_less_and_less(clock: Clock) -> None:
         for i in range(VAIN * (HALVINGS + 2)):
             sync()
             began = clock.now
-            while open_stream().backoff.left:
+            while open_stream().policy.backoff.left:
                 clock.now += LONG / 8
                 sync()
             waits.append(clock.now - began)
             chain(torch.arange(float(3 + i)), 40)
-            assert open_stream().backoff.left, "given up"
+            assert open_stream().policy.backoff.left, "given up"
     waits = waits[1 + VAIN :: VAIN]  # the first is the beginning's
     times = [b / a for a, b in itertools.pairwise(waits)]
     assert all(1.6 < t < 2.4 for t in times[: HALVINGS - 2]) and all(0.9 < t < 1.1 for t in times[HALVINGS - 1 :])
@@ -332,7 +331,7 @@ STEP = 20
 def count_recorded(clock: Clock, seconds: float, contexts: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A loop whose steps are of 32 lengths in turn, as a growing cache is: ops that are recorded in each second."""
     autotuner.forget()
-    for module in (autotuner, segment, bypass):
+    for module in (alone, autotuner, policy, segment, bypass):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(parking, "AGAIN", 4)
     monkeypatch.setattr(parking, "GRACE", float("inf"))

@@ -23,14 +23,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-
-from fused_eager.fusion_rules import families
+from typing import Protocol
 
 from ..config import Config
 from ..log.events import LOG
-from ..policy.hotness import Backoff
-from .stream import Shadowed, Stream
-from .trace import MEMORY, Step
+from .hotness import Backoff
 
 SHARE = 0.25  # of the time that passes
 LEAST = 1e-2  # seconds that have to have come together to go on, and the most that are saved up
@@ -48,6 +45,26 @@ def limits(config: Config) -> bool:
     """Whether there is a limit: not where everything is to be recorded, or waited for, or a report is wanted, which
     lives on what is recorded."""
     return config.measures and not config.waits and not LOG.is_wanted
+
+
+@dataclass(slots=True)
+class Shadowed:
+    """What the ops of a stream that is run as it is recorded (`recording.shadow`) have taken and made."""
+
+    seconds: float = 0.0
+    held: int = 0  # bytes that lived when it was last looked at
+    young: int = 0  # bytes that have come since
+    granted: float = 0.0  # seconds that may go into writing it down, besides a share of the above,
+    written: float = 0.0  # those that have gone into it,
+    followed: float = 0.0  # and into following what was written down before:
+    came: int = 0  # so many ops
+
+
+class Beginning(Protocol):
+    """The first op of streams that begin alike."""
+
+    reached: int  # how many ops of the last one had been written down when it was given up
+    spent: float  # seconds that they have cost since one was last compiled
 
 
 @dataclass
@@ -80,26 +97,24 @@ class Allowance:
         if not self._is_enough():
             self._rest(backoff)
 
-    def begin(self, stream: Stream) -> tuple[float, int]:
-        """An op is about to be recorded."""
-        if not stream.nodes:
-            families.load()  # JAX and the rows, once: that is nothing that recording takes
-        seen = stream.shadowed
-        return time.perf_counter() - (0.0 if seen is None else seen.seconds), MEMORY.size
+    @staticmethod
+    def begin(seen: Shadowed | None) -> float:
+        """An op is about to be recorded, of such a stream. Returns what `is_used_up` is told then."""
+        return time.perf_counter() - (0.0 if seen is None else seen.seconds)
 
-    def is_used_up(self, stream: Stream, begun: tuple[float, int]) -> bool:
-        """An op has been recorded that had `begun` so. Whether its stream is to be given up."""
-        seen = stream.shadowed
-        if seen is None or not stream.nodes:
+    def is_used_up(self, seen: Shadowed | None, ops: int, begun: float, is_new: bool) -> bool:
+        """An op has been recorded that had `begun` so, and is the last of so many; it `is_new`, or has come before.
+        Returns whether its stream is to be given up."""
+        if seen is None or not ops:
             return False
-        seconds = time.perf_counter() - seen.seconds - begun[0]
+        seconds = time.perf_counter() - seen.seconds - begun
         if not (seen.written or seen.followed):
             seen.granted = max(self.look(), 0.0)
         self.saved -= seconds
         self.purse -= seconds
-        if self._left < 0 and len(stream.nodes) == 1:
+        if self._left < 0 and ops == 1:
             return True
-        if MEMORY.size == begun[1]:
+        if not is_new:
             seen.followed += seconds
             seen.came += 1
             return False
@@ -112,7 +127,7 @@ class Allowance:
         self.saved -= seconds
         self.purse -= seconds
 
-    def ended(self, first: Step | None, seen: Shadowed, seconds: float, compiles: bool) -> None:
+    def ended(self, first: Beginning | None, seen: Shadowed, seconds: float, compiles: bool) -> None:
         """A shadowed stream has ended, for which so much was done then; whether it is compiled, or is to be."""
         self.spend(seconds)
         if first is None:
@@ -133,18 +148,16 @@ class Allowance:
         self.purse = max(self.purse, min(self.purse + PAID, PURSE))
         self.credit = CREDIT
 
-    def give_up(self, stream: Stream) -> None:
-        """A shadowed stream is given up, and its thread rests."""
-        first, seen = stream.first, stream.shadowed
-        assert first is not None and seen is not None
+    def give_up(self, first: Beginning, seen: Shadowed, ops: int, backoff: Backoff) -> None:
+        """A shadowed stream of so many ops is given up, and its thread rests."""
         first.spent += seen.written + seen.followed
         if self._left >= 0:
             further = 0 < first.reached <= seen.came
             self.vain = 0 if further else self.vain + 1
             self._saw(further)
-            first.reached = len(stream.nodes)
-        self._rest(stream.backoff)
-        LOG.emit("rest", ops=len(stream.nodes), before=seen.came, seconds=seen.written)
+            first.reached = ops
+        self._rest(backoff)
+        LOG.emit("rest", ops=ops, before=seen.came, seconds=seen.written)
 
     def _saw(self, further: bool) -> None:
         """A stream has come further than the time before, or is compiled; or not."""
