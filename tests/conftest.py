@@ -123,7 +123,9 @@ def room() -> None:
     if next(_TESTS) % 8 == 0 and mappings.beyond(mappings.SHARE / 2):
         load.forget()
         jax.clear_caches()
+        gc.unfreeze()
         gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module")

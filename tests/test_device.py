@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("tensors", "training", "backward", "random", "backend", "compiler", "recurrent", "moving", "donation")
 SUITES += ("nested", "sparse")
 MODES = ("fused", "strict", "debug")
+
+
+def quick(names: tuple[str, ...], *slow: str) -> list[Any]:
+    """Parameters for all of them, some of which are for the full run."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/device")
@@ -39,13 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", quick(SUITES, "random", "recurrent"))
 def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
     run_suite(name, tmp_path, FUSED_EAGER_DEVICES="4")
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["training", "random", "donation"])
+@pytest.mark.parametrize("name", quick(("donation", "training", "random"), "training", "random"))
 def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
     if name == "random" and mode == "fused":
         return  # it goes through the modes itself

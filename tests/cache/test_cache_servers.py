@@ -117,6 +117,7 @@ SERVERS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("scheme", ["http", "redis"])
 @pytest.mark.parametrize("behaviour", [*SERVERS, "nothing-listens"])
 def test_bad_servers(behaviour, scheme, tmp_path):

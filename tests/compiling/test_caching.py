@@ -300,6 +300,7 @@ def test_a_verified_entry_that_does_not_load_is_compiled_and_overwritten(tmp_pat
     assert "compile" not in run(small, tmp_path)[1]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "about",
     [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1}', b'{"format": 1, "failed": [99, "x"]}',
@@ -384,6 +385,7 @@ class _Bad(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("how", ["hangs", "breaks", "forbids", "lies", "is not there"])
 def test_a_bad_server_costs_bounded_time_and_no_number(how: str, tmp_path: Path) -> None:
     expected, _ = run(small, tmp_path / "x", cache="off")

@@ -44,6 +44,7 @@ def test_programs_on_two_ranks(tmp_path: Path) -> None:
     check([*KINDS, *MIXED[:2], "raises_in_gradient", "raises_in_future"], WAIT, tmp_path / "cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict"])
 def test_kinds_op_by_op(mode: str, tmp_path: Path) -> None:
     check(KINDS[1:5], {"mode": mode}, tmp_path / "cache")

@@ -63,7 +63,7 @@ def of_suites(*short: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("suite", [s if s in short else pytest.param(s, marks=slow) for s in SUITES])
 
 
-@of_suites("parallel")
+@of_suites()
 def test_in_contexts(suite: str, tmp_path: Path) -> None:
     check(suite, "context", tmp_path, [WAIT], times=1)
 
@@ -73,7 +73,8 @@ def test_on_the_device(suite: str, tmp_path: Path) -> None:
     check(suite, "device", tmp_path, [{}], times=1 + (suite == "training"))
 
 
-@pytest.mark.parametrize("door", [pytest.param("context", marks=pytest.mark.slow), "device"])
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["context", "device"])
 def test_regions_of_a_step(door: str, tmp_path: Path) -> None:
     check("regions", door, tmp_path, [WAIT if door == "context" else {}], times=1)
 

@@ -137,6 +137,7 @@ def test_a_training_step_hardly_reaches_python() -> None:
     assert went.python <= 2 and went.followed > 60, vars(went)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [
     "SGD", "Adam", "NAdam",
     *[pytest.param(n, marks=pytest.mark.slow) for n in ("AdamW", "RMSprop", "Adadelta", "LBFGS")],
@@ -591,6 +592,7 @@ def test_finalizers_see_the_mode_where_it_was_taken_off_by_hand() -> None:
         assert total.tolist() == [2.0] * 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", ["python", "compiled"])
 @pytest.mark.parametrize("native", ["never", "measured"])
 def test_finalizers_that_call_torch_are_seen_wherever_the_collector_runs(native: str, who: str) -> None:

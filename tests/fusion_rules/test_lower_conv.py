@@ -58,7 +58,7 @@ def suits(form: str, kernel: Any, stride: Any, dilation: Any, channels: int, gro
 PAIRS = [(g, f) for g, (_, k, s, _, d, c, _, n) in GEOMETRIES.items() for f in FORMS if suits(f, k, s, d, c, n)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("geometry", "form"), PAIRS)
 def test_forms(geometry: str, form: str) -> None:
     size, kernel, stride, padding, dilation, channels, out, groups = GEOMETRIES[geometry]

@@ -19,6 +19,7 @@ SMOOTH = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", [*ROUNDING, *SMOOTH, "frac", "frexp", "positive", "square"])
 def test_sweep(name: str) -> None:
     # The derivative of sgn is a ZeroTensor, which `assert_close` cannot read.

@@ -96,6 +96,7 @@ def test_half_windows_are_declined() -> None:
         lowered(A.hann_window.default, torch.empty(4).half(), 4, dtype=torch.float16)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
 def test_spaces_are_eagers_to_the_last_bit(dtype: torch.dtype) -> None:
     # Several of a length in one program: XLA then makes other instructions of the same formula.

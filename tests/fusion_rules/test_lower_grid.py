@@ -22,7 +22,7 @@ def positions(*shape: int) -> torch.Tensor:
     return grid
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("mode", [BILINEAR, NEAREST, BICUBIC])
 @pytest.mark.parametrize(("padding", "align"), list(itertools.product(range(3), [False, True])))
 def test_two_dimensions(mode: int, padding: int, align: bool) -> None:

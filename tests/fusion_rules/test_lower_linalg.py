@@ -27,6 +27,7 @@ NAMES = [*OLD, "linalg.cholesky_ex", "cholesky_inverse", "cholesky_solve", "lina
          "matrix_exp", "linalg.cross"]  # fmt: skip
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_sweep(name: str) -> None:
     mode = sweep([name], [torch.float64], limit=2, backward=False)
@@ -52,6 +53,7 @@ def test_cholesky_reads_one_triangle(upper: bool) -> None:
     assert_same(A.linalg_cholesky_ex.default, torch.triu(x) if upper else torch.tril(x.T), upper=upper)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("bad", [0, 2, 3])
 @pytest.mark.parametrize("value", [-1.0, 0.0, float("nan")])
 def test_cholesky_says_where_it_failed(bad: int, value: float) -> None:
@@ -161,6 +163,7 @@ print(loaded(np.eye(3, dtype=np.float32) * 2)[0].trace())
     assert done.stdout.strip() == "6.0"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 24])
 def test_no_nan_is_lost(value: float, place: int) -> None:

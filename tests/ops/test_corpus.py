@@ -46,6 +46,7 @@ def test_one_sample_of_each_op(part: list[str]) -> None:
     _agree(cases(part, chains=(True,)), None, TOGETHER)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_gradients_of_every_twelfth_op(part: list[str]) -> None:
     _agree(cases(part[::12], grads=(True,), chains=(True,)), None, TOGETHER)

@@ -100,6 +100,7 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("blocks", [False, True], ids=["", "blocks"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_copies_no_parameter_and_no_moment(name: str, blocks: bool, code: list[str]) -> None:

@@ -49,6 +49,7 @@ def newborn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "CHECKING", set())
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", AT_SYNC)
 @pytest.mark.filterwarnings("ignore")
 def test_raises_at_the_next_sync_at_the_latest(name: str, mode: str) -> None:
@@ -68,6 +69,7 @@ def test_raises_at_the_next_sync_at_the_latest(name: str, mode: str) -> None:
     same_error(expected.error, run(program, mode).error)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", AT_SYNC)
 @pytest.mark.filterwarnings("ignore")
 def test_raises_though_nobody_reads_the_result(name: str, mode: str, newborn: None) -> None:
@@ -79,7 +81,7 @@ def test_raises_though_nobody_reads_the_result(name: str, mode: str, newborn: No
     same_error(expected.error, run(program, mode).error)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", AT_SYNC)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "unread"])
 @pytest.mark.filterwarnings("ignore")
@@ -105,6 +107,7 @@ ALONE = {"multinomial", "bernoulli", "poisson", "normal std", "binomial", "equal
 AMONG = [name for name in AT_SYNC if name not in ALONE]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.filterwarnings("ignore")
 def test_one_is_refused_among_others(seed: int, mode: str, newborn: None) -> None:

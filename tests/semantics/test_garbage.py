@@ -140,6 +140,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """What other tests have left is not gone through in each of the many collections here."""
+    gc.collect()
+    gc.freeze()
+
+
 def left(program: Callable[[], None]) -> int:
     """How many objects wait for the collector after a program."""
     gc.collect()

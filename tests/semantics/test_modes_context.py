@@ -538,6 +538,7 @@ def test_program(name: str, mode: str) -> None:
     check(PROGRAMS[name], mode, versions=False)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "options",
     [{"mode": "debug", "check_nan": True}, {"mode": "strict"}, {"compile": "wait", "native": "never"}, {"verify": 1.0}],

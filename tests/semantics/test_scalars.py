@@ -333,7 +333,7 @@ SCALED: dict[str, Callable[[torch.Tensor, int], Any]] = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SCALED)
 def test_a_number_that_changes_does_not_recompile(name: str) -> None:
     x = torch.arange(8.0)

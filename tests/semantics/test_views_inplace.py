@@ -803,6 +803,7 @@ def named() -> Any:
     return (x + 1).names, x.sum("C").names, x.rename(None) + 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_program(name: str, mode: str) -> None:

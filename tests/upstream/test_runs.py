@@ -83,6 +83,7 @@ instantiate_device_type_tests(TestThings, globals())
 """
 
 
+@pytest.mark.slow
 def test_on_a_device_a_test_is_compared_with_itself_on_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,7 @@ def _copy_of(held: Any) -> Any:
     return torch.as_tensor(np.array(held) if not isinstance(held, torch.Tensor) else held.detach()).clone()
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("hold", HOLDERS, ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.parametrize("where", ["bound", "pending", "on the device"])
 def test_memory_that_is_still_held_is_not_written(hold: Callable[[torch.Tensor], Any], where: str) -> None:

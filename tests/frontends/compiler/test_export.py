@@ -103,6 +103,7 @@ class Images(nn.Module):
         return self.body(x).mean((2, 3)).softmax(-1)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("model", "shape", "sizes"),
     [

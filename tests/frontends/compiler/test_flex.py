@@ -43,6 +43,7 @@ def operands(heads: int = HEADS, length: int = LENGTH) -> tuple[Tensor, Tensor, 
     return q, *(torch.randn(2, heads, length, WIDTH, generator=g) for _ in range(2))  # type: ignore[return-value]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("mode", ["fused", "strict"])
 @pytest.mark.parametrize("name", CASES)
@@ -112,6 +113,7 @@ def test_it_is_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(program(*given), Attending()(*given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("mode", ["fused", "strict", "debug"])
 def test_a_context_takes_the_call_as_it_is(mode: str) -> None:

@@ -73,7 +73,7 @@ SIZES = [9, 14, 24, 17, 15, 13, 19, 16, 23]  # in two buckets, and the first by 
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "length" else n for n in PROGRAMS])
 def test_a_bucket_of_sizes_is_compiled_once_and_computes_what_eager_does(name: str, seen: list[Event]) -> None:
     make, argument = PROGRAMS[name]

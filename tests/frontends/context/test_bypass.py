@@ -353,9 +353,9 @@ def test_what_printing_reads_for_itself_is_one_turn(native_wins_for_some_steps: 
         stand_aside(lambda: float(x.sum()))
         door = current_door()
         assert door is not None and door.policy.alone.turns.kind == "read"
-        count = door._turns.count
+        count = door.policy.alone.turns.count
         assert str(x[:90]) == wanted
-        assert door._turns.count == count + 1
+        assert door.policy.alone.turns.count == count + 1
 
 
 def test_beside_a_context_of_another_thread_it_does_not_step_aside(native_wins: None) -> None:
@@ -525,7 +525,7 @@ def test_of_turns_that_come_fast_few_are_looked_at(
         monkeypatch.setattr("fused_eager.frontends.context.bypass.time", clock)
         monkeypatch.setattr("fused_eager.frontends.context.readers.perf_counter", clock.perf_counter)
         monkeypatch.setattr(door, "turned_bypassed", turned_bypassed)
-        monkeypatch.setattr(door, "_until", 1e9)
+        door.policy.alone.until = 1e9
         for late in [0.125] * (LOOKED_AT + 24) + [2.0]:
             clock.now += late
             turn()

@@ -150,7 +150,7 @@ def agree(expected: Any, actual: Any) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(10)
 def test_traced_as_without_the_library(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSED_EAGER_NATIVE", raising=False)
     monkeypatch.delenv("FUSED_EAGER_COMPILE", raising=False)

@@ -94,6 +94,7 @@ def test_nothing_is_left_of_the_methods() -> None:
     assert torch.Tensor([1.0]).tolist() == [1.0] and torch.Tensor.__new__ is torch._C.TensorBase.__new__
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("follower", ["python", "compiled"])
 def test_tables_that_are_made_inside_hold_outside(follower: str) -> None:
     in_process(

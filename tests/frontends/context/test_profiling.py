@@ -134,7 +134,7 @@ EVERYTHING = dict.fromkeys(("record_shapes", "with_flops", "profile_memory", "wi
 @pytest.mark.parametrize("warm", [0, 4])
 @pytest.mark.parametrize("where", ["inside", "around", "ends after", "schedule"])
 @pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(3)
 def test_a_profiler_sees_each_op_once_as_in_eager(name: str, where: str, warm: int) -> None:
     options = {"record_shapes": True, "with_flops": True}
     eager, loss = profiled_steps(None, where, warm, **options)

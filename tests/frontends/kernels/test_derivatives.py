@@ -28,7 +28,7 @@ def _of_tensors(name: str) -> tuple[Any, list[Tensor]]:
     return function, tensors
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_first_derivatives(name: str) -> None:
     function, tensors = _of_tensors(name)
@@ -36,7 +36,7 @@ def test_first_derivatives(name: str) -> None:
     assert gradcheck(function, tensors, check_forward_ad=forward, check_batched_grad=True)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivatives(name: str) -> None:
     function, tensors = _of_tensors(name)

@@ -36,7 +36,7 @@ def step(op: Any, args: tuple[Any, ...]) -> list[Tensor]:
     return [t.detach() for t in (*out, *gradients)]
 
 
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(21)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_same_numbers_in_every_mode(name: str, dtype: torch.dtype) -> None:

@@ -57,7 +57,7 @@ def operands(n: int, channels: tuple[int, int], size: tuple[int, int], padding: 
     (6, (8, 8), (1, 1), 40_000), (5, (7, 10), (0, 0), 8 << 20), (5, (7, 10), (2, 0), 1), (6, (8, 7), (1, 3), 20_000),
     (1, (12, 5), (1, 1), 8 << 20), (1, (12, 5), (0, 2), 1), (3, (3, 3), (0, 0), 8 << 20), (3, (3, 4), (3, 4), 1),
 ], ids=str)  # fmt: skip
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_in_parts(
     n: int, size: tuple[int, int], padding: tuple[int, int], step_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def operands(queries: int, keys: int, width: int, shared: int, dtype: str) -> li
     return [jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("queries", "keys", "width", "shared", "dtype", "causal"),
     [
