@@ -163,8 +163,8 @@ def given_up_anywhere(seed: int) -> Iterator[None]:
     points, or for a moment."""
     chance = random.Random(seed)
 
-    def is_used_up(self: Allowance, stream: Stream, begun: object) -> bool:
-        return stream.shadowed is not None and bool(stream.nodes) and chance.random() < 0.1
+    def is_used_up(self: Allowance, seen: object, ops: int, begun: float, is_new: bool) -> bool:
+        return seen is not None and ops > 0 and chance.random() < 0.1
 
     def is_enough(self: Allowance) -> bool:
         return chance.random() < 0.5
@@ -191,7 +191,7 @@ def restless(seed: int) -> Iterator[list[str]]:
             door.come_back()
         elif door in quiet.stack() and not door.stream.policy.autotuner.stepping and bypass._is_alone(door):
             did.append("aside")
-            bypass._step(door, turn, 0.0)
+            bypass._leave(door, turn, 0.0)
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(bypass, "turned", turned)

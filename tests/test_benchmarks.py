@@ -276,6 +276,7 @@ def test_summary_keeps_training_apart() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_fresh_processes_tell_first_steps_and_memory() -> None:
     told = probe.probe("mlp_adam_loop", "eager", "tiny", settle_s=0.1)
     for sample in (told.cold, told.warm):
@@ -488,6 +489,7 @@ def test_steps_are_counted_wherever_contexts_are_entered(
     assert len(turns) == 2 and all(int(steps) > 0 and float(took) >= 1e-3 for steps, took in turns)
 
 
+@pytest.mark.slow
 def test_a_first_minute_is_told_for_two_processes_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "minute.json"
     assert first_minute.main(["tiny", "--size", "tiny", "--seconds", "1", "--json", str(file)]) == 0

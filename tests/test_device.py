@@ -45,12 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize("name", quick(SUITES, "random", "recurrent"))
+@pytest.mark.parametrize("name", quick(SUITES, "random", "recurrent", "sparse", "backward", "donation"))
 def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
     run_suite(name, tmp_path, FUSED_EAGER_DEVICES="4")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, "debug"))
 @pytest.mark.parametrize("name", quick(("donation", "training", "random"), "training", "random"))
 def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
     if name == "random" and mode == "fused":

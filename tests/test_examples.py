@@ -72,7 +72,7 @@ def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) 
 
 # Read at every step, the second step is the first of the steady loop. Without, the programs still read the loss of the
 # second, so the third is the first that nobody reads, and the fourth follows upon one.
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("log_every", "settled"), [(1, 2), (100, 4)], ids=["read", "unread"])
 @pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_steady_loops_compile_nothing(name: str, log_every: int, settled: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
         assert sum(name.startswith("streams/") for name in made.namelist()) >= 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -23,6 +23,7 @@ def made(key: Key, target: Target) -> Refusal:
     return Refusal(f"made {key.parts['number']} for {target}")
 
 
+@pytest.mark.slow
 def test_what_ends_the_process_is_refused_with_its_last_words_and_the_others_are_made(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

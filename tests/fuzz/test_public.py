@@ -42,6 +42,7 @@ def test_every_function_called_on_the_device(mode: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_the_process_is_told_by_its_name_and_the_others_are_made(tmp_path: Path) -> None:
     done = run(tmp_path, "--names", "Tensor.add,Tensor.sub", "--calls", "2", FUZZ_END_AT="Tensor.add 1")
     assert done.returncode == 1 and "CRASH Tensor.add 1" in done.stdout

@@ -224,6 +224,7 @@ LEFT_TO_TORCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in IN_EVERY_RUN else pytest.mark.slow) for n in FAMILIES]
 )

@@ -183,6 +183,7 @@ def test_an_operand_that_has_no_strides_is_noticed(kind: str, mode: str) -> None
                 assert torch.equal(y.to_dense(), x.clone().mul_(3.0))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mode", ["debug", "strict", "fused"])
 def test_an_operand_that_has_strides_and_no_storage_is_noticed(mode: str) -> None:
     """A gradient in oneDNN's layout comes where a dense one came last time, in one line of torch's."""

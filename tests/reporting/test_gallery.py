@@ -60,6 +60,7 @@ def test_the_gallery_is_complete() -> None:
     assert set(PROGRAMS) == set(EXPECTED) and len(PROGRAMS) == 10
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("compiling", [pytest.param("wait", marks=pytest.mark.slow), "auto"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_first_advice_is_the_right_one(program: str, compiling: str, monkeypatch: pytest.MonkeyPatch) -> None:

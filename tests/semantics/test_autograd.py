@@ -740,6 +740,7 @@ OPTIMIZERS["SGD fused"] = lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9, 
 OPTIMIZERS["Adam tensor lr"] = lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.01))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name: str, mode: str) -> None:
     check(lambda: _train(OPTIMIZERS[name], schedule=True), mode, versions=False)

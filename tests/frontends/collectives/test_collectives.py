@@ -85,6 +85,7 @@ def test_the_examples_learn_on_the_device_what_they_learn_on_the_cpu(name: str, 
     assert learned[1] == pytest.approx(learned[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_group_without_a_named_backend_serves_the_device(tmp_path: Path) -> None:
     said = ranks("default", tmp_path)
     assert wrong(said) == [] and len(said) == 2

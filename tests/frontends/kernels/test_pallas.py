@@ -162,6 +162,7 @@ def run(program: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_next_process_remembers_the_configuration(tmp_path: Path) -> None:
     first, second = [run(TUNING, XDG_CACHE_HOME=str(tmp_path)).split(maxsplit=1) for _ in range(2)]
     assert (first[0], second[0]) == ("False", "True") and first[1] == second[1]

@@ -202,6 +202,7 @@ def plain(x: jax.Array, s: float) -> jax.Array:
 """
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_nothing_whatever_the_file_is_called(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
     environment = {**environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
