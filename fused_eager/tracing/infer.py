@@ -342,6 +342,7 @@ _STRIDING = (
 _OTHER_STRIDES = frozenset(f"aten::{name}" for name in _STRIDING.split())
 SMALL = 2**16  # elements: a rehearsal costs next to nothing
 LARGE = 2**24  # elements: above, a rehearsal would cost too much
+HUGE = 2**28  # above, it would take memory that the program may need, even where shape inference cannot be trusted
 _USUAL = ({torch.float32}, {torch.float64})
 
 
@@ -362,8 +363,10 @@ def rehearse(
     rule = rule_for(op)
     if rule is not None and rule.defines:
         return inferred, ""
-    if inferred.alias or _elements(tensors, inferred) > _most(op, tensors):
+    if inferred.alias:
         return inferred, ""
+    if _elements(tensors, inferred) > _most(op, tensors):
+        return inferred, "it is too large to rehearse, and its floats are of several dtypes" if _mixes(tensors) else ""
     actors = [_zeros(t) for t in tensors]
     try:
         with _LOCK, _silence():
@@ -404,12 +407,16 @@ def is_beyond(op: OpOverload, tensors: list[torch.Tensor], inferred: Inferred) -
     return not _is_usual(op, tensors) and _elements(tensors, inferred) > _most(op, tensors)
 
 
-def _most(op: OpOverload, tensors: list[torch.Tensor]) -> float:
-    """Up to how many elements a call is rehearsed: at any size if it mixes floating dtypes, of which shape inference
-    may say what is not so."""
-    if len({t.dtype for t in tensors if t.is_floating_point()}) > 1:
-        return math.inf
+def _most(op: OpOverload, tensors: list[torch.Tensor]) -> int:
+    """Up to how many elements a call is rehearsed."""
+    if _mixes(tensors):
+        return HUGE
     return SMALL if _is_usual(op, tensors) else LARGE
+
+
+def _mixes(tensors: list[torch.Tensor]) -> bool:
+    """Whether there are floats of several dtypes, of whose results shape inference may say what is not so."""
+    return len({t.dtype for t in tensors if t.is_floating_point()}) > 1
 
 
 def _is_usual(op: OpOverload, tensors: list[torch.Tensor]) -> bool:

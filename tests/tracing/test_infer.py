@@ -19,6 +19,7 @@ from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
 from fused_eager.tracing.opinfo import Kind, info_of
 from tests.op_db import OP_DB
 from tests.semantics.programs import in_process
+from tests.streams import events
 
 aten = torch.ops.aten
 
@@ -76,6 +77,17 @@ def test_dtypes_are_atens_where_an_op_is_given_several(rows: int) -> None:
     with fused_eager(compile="wait", native="never"):
         out = aten.native_layer_norm.default(*args)
         assert [t.dtype for t in out] == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_where_that_cannot_be_rehearsed_aten_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HUGE", 8)
+    args = torch.ones(5, 3, dtype=torch.bfloat16), [3], torch.ones(3), torch.zeros(3), 1e-5
+    with fused_eager(compile="wait", native="never"), events("island") as seen:
+        for _ in range(2):
+            out = aten.native_layer_norm.default(*args)
+            assert [t.dtype for t in out] == [torch.bfloat16, torch.float32, torch.float32]
+    assert {e.data["op"] for e in seen} == {"aten.native_layer_norm.default"}
+    assert "too large to rehearse" in seen[0].data["reason"]
 
 
 def test_a_view_in_disguise_is_told() -> None:
