@@ -100,11 +100,11 @@ class Store(ABC):
         if expect is not None and data.startswith(expect[:32]):
             return True  # the holder's own heartbeat competes with nobody
         # on a slow store the others are slow too; the random part breaks the rhythm of processes started together
-        settle = min(max(self.settle_s, 2 * (time.monotonic() - began)), 2.0)
-        time.sleep(settle * (1 + secrets.randbelow(256) / 256))
+        quiet = min(max(self.quiet_s, 2 * (time.monotonic() - began)), 2.0)
+        time.sleep(quiet * (1 + secrets.randbelow(256) / 256))
         return self.get(name, 4096) == data
 
-    settle_s = 0.1
+    quiet_s = 0.1
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Gives up connections; the store may be used again and opens them anew."""

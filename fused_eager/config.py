@@ -213,7 +213,7 @@ class Option:
     def _refusal(self, given: object, origin: str) -> OptionError:
         return OptionError(
             f"option {self.name!r} cannot be {given!r} (from {origin}); allowed: {self.kind.words}; "
-            f"default: {spell(self.default)}"
+            f"default: {as_option(self.default)}"
         )
 
 
@@ -291,7 +291,7 @@ def _as_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def spell(value: object) -> str:
+def as_option(value: object) -> str:
     """The text that parses to `value`."""
     if value is None:
         return "auto"
@@ -386,9 +386,9 @@ def describe(rows: tuple[Setting, ...]) -> str:
     lines = []
     for row in rows:
         option = row.option
-        lines.append(f"{option.name} = {spell(row.value)}   ({row.origin})")
+        lines.append(f"{option.name} = {as_option(row.value)}   ({row.origin})")
         lines.append(f"    {option.help}")
-        lines.append(f"    {option.kind.words}; default {spell(option.default)}; {option.env}")
+        lines.append(f"    {option.kind.words}; default {as_option(option.default)}; {option.env}")
     return "\n".join(lines)
 
 

@@ -105,7 +105,7 @@ def again(*values: Any) -> tuple[Any, ...]:
 
 
 @variants
-def apart(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:
+def separated(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:
     """Float statistics of rows of `x`, between the loop that makes them and the loop that uses them."""
     return statistics
 

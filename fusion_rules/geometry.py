@@ -55,7 +55,7 @@ class ViewPlan:
     starts: tuple[int, ...]
     extents: tuple[int, ...]
     flat_needed: int
-    whole: bool
+    covers: bool
 
 
 def home_shape(spec: Spec) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
     n = home.size * np.dtype(home.dtype).itemsize // g.dtype.itemsize
     plan = plan_view(n, g.size, g.stride, g.offset)
     same = np.dtype(home.dtype) == JAX_DTYPE[g.dtype]
-    if plan.whole and same:
+    if plan.covers and same:
         out = _view_dims(plan, _shaped(home, plan.extents[:-1]))
     else:
         flat = reinterpret(home.reshape(-1), g.dtype)
@@ -196,17 +196,17 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
     return -out if g.neg else out
 
 
-_APART: ContextVar[bool] = ContextVar("apart", default=False)
+_DISJOINT: ContextVar[bool] = ContextVar("disjoint", default=False)
 
 
 @contextmanager
-def apart(known: bool) -> Iterator[None]:
+def disjoint(known: bool) -> Iterator[None]:
     """In the body, whether what is written into an array is known not to be computed from that array elsewhere."""
-    token = _APART.set(known)
+    token = _DISJOINT.set(known)
     try:
         yield
     finally:
-        _APART.reset(token)
+        _DISJOINT.reset(token)
 
 
 def overwrite(x: jax.Array, part: jax.Array, starts: Sequence[Any]) -> jax.Array:
@@ -217,7 +217,7 @@ def overwrite(x: jax.Array, part: jax.Array, starts: Sequence[Any]) -> jax.Array
     that may have been computed from `x` is selected, in one pass over `x`. The barrier keeps a reshape of the result
     from being moved to the operand; it is gone before anything is fused.
     """
-    if _APART.get():
+    if _DISJOINT.get():
         return lax.optimization_barrier(lax.dynamic_update_slice(x, part, starts))
     inside = np.ones((), np.bool_)
     for d, (start, n, m) in enumerate(zip(starts, x.shape, part.shape, strict=True)):
@@ -254,12 +254,12 @@ def _written(
     if plan.factors is not None:
         kept = sorted(plan.order)
         values = _transposed(_shaped(values, tuple(g.size[d] for d in kept)), [kept.index(d) for d in plan.order])
-        if plan.whole and have == want:
+        if plan.covers and have == want:
             return _shaped(values, shape)
     flat = reinterpret(_shaped(home(), (math.prod(shape),)), g.dtype)
     if plan.factors is None:
         out = flat.at[_flat_index(g.size, g.stride, g.offset)].set(values, mode="promise_in_bounds")
-    elif plan.whole:
+    elif plan.covers:
         out = _shaped(values, (flat.size,))
     else:
         updated = overwrite(_flat_to_box(flat, plan), _shaped(values, plan.extents), plan.starts).reshape(-1)

@@ -21,7 +21,7 @@ from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
 
 # Scores of all heads up to this size are computed at once; a loop over heads costs more than it saves.
-WHOLE_BYTES = Variants("attention without a loop over heads", any=math.inf, cpu=4 << 20, why="scores stay in cache")
+SCORES_BYTES = Variants("attention without a loop over heads", any=math.inf, cpu=4 << 20, why="scores stay in cache")
 # Queries per block, and the most blocks that are unrolled (compile time grows with them).
 BLOCK = 128
 MOST_BLOCKS = 16
@@ -95,7 +95,7 @@ class Heads:
             self.mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         self.scale = scale if scale is not None else (1 / math.sqrt(width) if width else 1.0)
         size = self.batch * self.heads * self.queries * self.keys * accumulator(q.dtype).itemsize
-        self.whole = size <= WHOLE_BYTES.here
+        self.at_once = size <= SCORES_BYTES.here
 
     def share(self, x: jax.Array) -> jax.Array:
         """Keys or values, repeated for the query heads that share them."""
@@ -139,7 +139,7 @@ def attend(
     """Attention over `[B, H, L, E]`: the output, and the log-sum-exp `[B, H, L]`, in the accumulator's dtype."""
     run = Heads(q, k, mask, causal, scale)
     k, v = run.share(k), run.share(v)
-    if run.whole:
+    if run.at_once:
         return _forward(q, k, v, run.scores(q, k, run.mask, 0))
 
     def body(mask: Any, q: Any, k: Any, v: Any) -> Any:
@@ -162,7 +162,7 @@ def attend_backward(
     """Gradients of q, k and v."""
     run = Heads(q, k, mask, causal, scale)
     k, v = run.share(k), run.share(v)
-    if run.whole:
+    if run.at_once:
         dq, dk, dv = _backward(q, k, v, run.scores(q, k, run.mask, 0), run.scale, grad, out, lse)
         return dq, run.gather(dk), run.gather(dv)
     acc = accumulator(q.dtype)

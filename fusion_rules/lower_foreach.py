@@ -135,7 +135,7 @@ def copy(cx: Context, self: Any, src: Any, non_blocking: bool = False) -> list[A
     return [spread(convert(y, cx.out[i].dtype), cx.out[i].shape) for i, (_, y) in rows]
 
 
-def _whole(cx: Context, i: int, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _as_one(cx: Context, i: int, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """An op of another family for the i-th tensor, by its row or its decomposition."""
     (result,), checks = lower(op, args, kwargs, (cx.out[i],), cx.bounds)
     cx.checks.extend(checks)
@@ -144,12 +144,12 @@ def _whole(cx: Context, i: int, op: OpOverload, *args: Any, **kwargs: Any) -> An
 
 @rule("_foreach_max.default", OpClass.OPTIMIZER)
 def maximum_of_all(cx: Context, self: Any) -> list[Any]:
-    return [_whole(cx, i, torch.ops.aten.max.default, x) for i, x in enumerate(self)]
+    return [_as_one(cx, i, torch.ops.aten.max.default, x) for i, x in enumerate(self)]
 
 
 @rule("_foreach_mm.default", OpClass.OPTIMIZER)
 def mm(cx: Context, self: Any, mat2: Any) -> list[Any]:
-    return [_whole(cx, i, torch.ops.aten.mm.default, x, y) for i, (x, y) in enumerate(zip(self, mat2, strict=True))]
+    return [_as_one(cx, i, torch.ops.aten.mm.default, x, y) for i, (x, y) in enumerate(zip(self, mat2, strict=True))]
 
 
 # Gradient scaling under autocast.

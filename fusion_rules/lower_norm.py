@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import Axes, again, apart, average, axis_of, count, moments, quotient, running, sum_over, total, upcast
+from .axes import Axes, again, average, axis_of, count, moments, quotient, running, separated, sum_over, total, upcast
 from .elementwise import need, spread
 from .lowering import Context
 from .rule import OpClass, rule
@@ -62,7 +62,7 @@ def layer_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight:
     axes = _last(x.ndim, normalized_shape)
     mean, _, squares = moments(x, axes)
     rstd = reciprocal_root(quotient(squares, count(x, axes)), eps)
-    centre, scale = apart(cx, x, mean, rstd)
+    centre, scale = separated(cx, x, mean, rstd)
     return affine((x - centre) * scale, weight, bias), running(mean), rstd
 
 
@@ -90,7 +90,7 @@ def layer_norm_backward(
     mean_3, gamma_3 = again(mean_2, gamma_2)
     offset = average(affine(dy, gamma, None), axes)
     slope = average(affine(dy, gamma_2, None) * (x - mean), axes) * rstd * rstd + _nothing(offset)
-    offset, slope = apart(cx, x, offset, slope)
+    offset, slope = separated(cx, x, offset, slope)
     dx = (affine(dy, gamma_3, None) - offset - (x - mean_2) * slope) * rstd
     dgamma = sum_over(dy * ((x - mean_3) * rstd_2), rest)
     return wanted(output_mask, dx, dgamma, sum_over(dy, rest))
@@ -101,7 +101,7 @@ def rms_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight: A
     x = upcast(input)
     axes = _last(x.ndim, normalized_shape)
     rstd = reciprocal_root(average(x * x, axes), np.finfo(x.dtype).eps if eps is None else eps)
-    return affine(x * apart(cx, x, rstd)[0], weight, None), rstd
+    return affine(x * separated(cx, x, rstd)[0], weight, None), rstd
 
 
 @rule("_fused_rms_norm_backward.default", OpClass.NORMALIZATION)
@@ -138,7 +138,7 @@ def group_norm(
     offset = -mean * slope
     if bias is not None:
         offset = offset + lax.reshape(upcast(bias).astype(x.dtype), (1, group, C // group, 1))
-    slope, offset = apart(cx, x, slope, offset)
+    slope, offset = separated(cx, x, slope, offset)
     y = x * slope + offset
     return lax.reshape(y, input.shape), lax.reshape(running(mean), (N, group)), lax.reshape(rstd, (N, group))
 
@@ -168,7 +168,7 @@ def group_norm_backward(
     n = count(x, (2, 3))
     offset = quotient(total(by_channel * scale, (2,)), n)
     slope = quotient(total(by_channel_dot * scale, (2,)) * rstd * rstd, n) + _nothing(offset)
-    offset, slope = apart(cx, x, offset, slope)
+    offset, slope = separated(cx, x, offset, slope)
     dx = (dy * scale - offset - (x - mean) * slope) * rstd
     dgamma = lax.reduce_sum(by_channel_dot * rstd, (0, 3))
     dbeta = lax.reduce_sum(by_channel, (0, 3))

@@ -241,7 +241,7 @@ enter_binary({"atan2": trigonometry.atan2}, Promote.INT_TO_FLOAT)
 enter_binary({"copysign": lambda x, y: copysign(*_arrays(x, y))}, Promote.INT_TO_FLOAT, ("Tensor", "Scalar"))
 
 
-def _whole_power(x: Any, n: Any) -> Any:
+def _integer_power(x: Any, n: Any) -> Any:
     """Integers to integer powers, wrapping around; of negative powers only those of 1 and -1 are not 0."""
     x, n = together(x, n)
 
@@ -266,7 +266,7 @@ def power(x: Any, n: Any) -> Any:
         # Complex powers lose digits in the exponent's product: the narrow type takes the wide one's.
         wide = np.complex128 if kind(x) == "c" else x.dtype
         return lax.pow(*together(x.astype(wide), n.astype(wide)))
-    return _whole_power(x, n)
+    return _integer_power(x, n)
 
 
 @rule(["pow.Tensor_Tensor", "pow.Scalar"], OpClass.POINTWISE, promote=Promote.BOOL_TO_LONG)

@@ -106,12 +106,12 @@ def recurrent_backward(
             d_h = d_h + here
         _, pull = jax.vjp(lambda pre, h, c, w_hr: step(pre, h, c, w_hr, size), pre, h, c, w_hr)
         d_pre, d_h, d_c, d_here = pull((d_h, d_c))
-        _, of_hidden = apart(d_pre)
+        _, of_hidden = parts(d_pre)
         d_h = d_h + product(of_hidden, w_hh, (((1,), (0,)), ((), ()))).astype(d_h.dtype)
         return (d_h, d_c, None if d_w is None else d_w + d_here), d_pre
 
     example = jnp.zeros(gates.shape[1:], gates.dtype)
-    _, apart = jax.vjp(lambda of_input, of_hidden: CELLS[cell].combine(_JAX, of_input, of_hidden), example, example)
+    _, parts = jax.vjp(lambda of_input, of_hidden: CELLS[cell].combine(_JAX, of_input, of_hidden), example, example)
     found = before(hx, out)
     start = (
         jnp.zeros_like(hx) if d_hy is None else d_hy,
@@ -120,7 +120,7 @@ def recurrent_backward(
     )
     steps = d_out, pre, found, before(begin, cells), sizes
     (d_hx, d_cx, d_w_hr), d_pre = lax.scan(body, start, steps, reverse=not reverse)
-    d_gates, of_hidden = jax.vmap(apart)(d_pre)
+    d_gates, of_hidden = jax.vmap(parts)(d_pre)
     flat = of_hidden.reshape(-1, of_hidden.shape[-1])
     d_w_hh = product(flat, found.reshape(-1, found.shape[-1]), (((0,), (0,)), ((), ())))
     d_b_hh = None if b_hh is None else jnp.sum(flat, 0, dtype=flat.dtype)

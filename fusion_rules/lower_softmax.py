@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import apart, at_least_1d, axis_of, keep_axes, peak, total, upcast
+from .axes import at_least_1d, axis_of, keep_axes, peak, separated, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
@@ -15,13 +15,13 @@ from .rule import OpClass, rule
 
 
 def _shifted(cx: Context, x: Any, axis: int) -> Any:
-    return x - apart(cx, x, peak(x, (axis,)))[0]
+    return x - separated(cx, x, peak(x, (axis,)))[0]
 
 
 def softmax_along(cx: Context, x: Any, axis: int) -> Any:
     """Softmax of a float array; a row of -inf gives NaN, as in eager."""
     powers = lax.exp(_shifted(cx, x, axis))
-    return powers / apart(cx, x, total(powers, (axis,)))[0]
+    return powers / separated(cx, x, total(powers, (axis,)))[0]
 
 
 def _prepared(self: Any, dim: int) -> tuple[Any, int]:
@@ -37,7 +37,7 @@ def softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
 def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
     x, axis = _prepared(self, dim)
     shifted = _shifted(cx, x, axis)
-    sums = apart(cx, x, total(lax.exp(shifted), (axis,)))[0]
+    sums = separated(cx, x, total(lax.exp(shifted), (axis,)))[0]
     if axis == x.ndim - 1:
         # ATen's kernel for the last dimension keeps the sum and its logarithm in the result's dtype.
         dtype = cx.out[0].dtype
@@ -49,14 +49,14 @@ def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
 def softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     grad, axis = _prepared(grad_output, dim)
     y = upcast(at_least_1d(output))
-    return lax.reshape((grad - apart(cx, grad, total(grad * y, (axis,)))[0]) * y, output.shape)
+    return lax.reshape((grad - separated(cx, grad, total(grad * y, (axis,)))[0]) * y, output.shape)
 
 
 @rule("_log_softmax_backward_data.default", OpClass.NORMALIZATION)
 def log_softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     grad, axis = _prepared(grad_output, dim)
     y = upcast(at_least_1d(output))
-    return lax.reshape(grad - lax.exp(y) * apart(cx, grad, total(grad, (axis,)))[0], output.shape)
+    return lax.reshape(grad - lax.exp(y) * separated(cx, grad, total(grad, (axis,)))[0], output.shape)
 
 
 @rule("_safe_softmax.default", OpClass.NORMALIZATION)

@@ -113,7 +113,7 @@ def _reshape(c: Call) -> Answer:
     if c.high["dimensions"] is not None or len(c.operands) > 1:
         raise Refused("a reshape in another order")
     operand, spreads = c.operands[0], []
-    for a, factors in _taken_apart(c):
+    for a, factors in _split_axes(c):
         spreads.append(Spread(0, a, factors))
         operand = (*operand[:a], factors, *operand[a + 1 :])
     rest = [f for axis in operand for f in axis if (f.high, f.low) != (1, 1)]
@@ -135,7 +135,7 @@ def _reshape(c: Call) -> Answer:
     return Answer([tuple(made)], spreads=spreads)
 
 
-def _taken_apart(c: Call) -> list[tuple[int, Axis]]:
+def _split_axes(c: Call) -> list[tuple[int, Axis]]:
     """The axes that are valid from their front and become several, of which the first is fixed: with these."""
     found, at, results = [], 0, list(zip(*c.shapes[0], strict=True))
     for a, axis in enumerate(c.operands[0]):
@@ -205,8 +205,8 @@ def _concatenate(c: Call) -> Answer:
     follows = any(varies(form[at]) for form in c.operands[:-1])
     parts = tuple([Factor(*sizes(form[at])) for form in c.operands])
     whole = new(c.shapes[0])[at]
-    apart = [(*form[:at], fixed(1), *form[at + 1 :]) for form in c.operands]
-    found = joined(apart)
+    split = [(*form[:at], fixed(1), *form[at + 1 :]) for form in c.operands]
+    found = joined(split)
     return Answer([(*found[:at], whole, *found[at + 1 :])], instead=Join(at, parts) if follows else None)
 
 

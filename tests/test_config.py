@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from fused_eager import config
-from fused_eager.config import OPTIONS, Config, OptionError, describe, find, parse_assignment, resolve, settings, spell
+from fused_eager.config import (
+    OPTIONS,
+    Config,
+    OptionError,
+    as_option,
+    describe,
+    find,
+    parse_assignment,
+    resolve,
+    settings,
+)
 
 # One value of each option that is not its default, as text and as value.
 OTHER: dict[str, tuple[str, Any]] = {
@@ -91,7 +101,7 @@ def test_an_empty_variable_is_not_given(name: str) -> None:
 def test_what_is_printed_parses_to_the_same_value(name: str) -> None:
     option = OPTIONS[name]
     for value in (option.default, OTHER[name][1]):
-        text = spell(value)
+        text = as_option(value)
         assert value == ("" if text == '""' else option.parse(text, "test"))
 
 

@@ -317,3 +317,41 @@ def test_public_names_exist_and_are_documented() -> None:
     for name in fused_eager.__all__:
         thing = getattr(fused_eager, name)
         assert (getattr(thing, "__doc__", None) or "").strip(), f"fused_eager.{name} has no docstring"
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+# What nobody in the field uses, and what is said instead.
+UNUSUAL = {
+    "aside": "bypass", "spell": "option text", "pace": "autotuner", "stretch": "segment", "whole": "iteration, entire",
+    "witness": "shadow run", "contest": "op autotuner", "settle": "finalize", "vacate": "release",
+    "apart": "subprocess", "telling": "diagnostics", "backlog": "deferred checks", "elsewhere": "other devices",
+    "leaving": "shutdown", "collecting": "gc hooks", "looking": "sync point",
+}  # fmt: skip
+
+
+def unusual(source: str) -> list[str]:
+    """The functions, classes, constants and attributes of a module that are named after one of these."""
+    tree = ast.parse(source)
+    names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+    for body in [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
+        for node in body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names |= {t.id for t in targets if isinstance(t, ast.Name)}
+    words = re.compile(rf"(^|_)({'|'.join(UNUSUAL)})(s|d|_|$)")
+    return sorted(name for name in names if words.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+
+
+@pytest.mark.parametrize("path", [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")], ids=short)
+def test_nothing_is_named_after_a_word_that_nobody_uses(path: Path) -> None:
+    assert path.stem not in UNUSUAL and unusual(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["def settle(): pass", "class _Looking: pass", "APART = 4", "x._elsewhere = 1", "def is_settled(): pass",
+     "class C:\n    whole: bool = True"],
+)  # fmt: skip
+def test_such_a_name_is_seen(line: str) -> None:
+    assert len(unusual(line)) == 1

@@ -197,9 +197,9 @@ def gc(arguments: argparse.Namespace) -> int:
     place = Place(arguments)
     if not arguments.store:
         place.tiers = tuple(tier for tier in place.tiers if not tier.shared)
-    elsewhere = [tier.label for tier in place.tiers if not isinstance(tier.store, LocalStore)]
-    if elsewhere and arguments.max_bytes is not None:
-        raise Wrong(f"--max-bytes bounds a folder, and {elsewhere[0]} is none; nothing was deleted")
+    others = [tier.label for tier in place.tiers if not isinstance(tier.store, LocalStore)]
+    if others and arguments.max_bytes is not None:
+        raise Wrong(f"--max-bytes bounds a folder, and {others[0]} is none; nothing was deleted")
     before = {tier.label: tier.store.usage() for tier in place.tiers if isinstance(tier.store, LocalStore)}
     cutoff = (time.time() - arguments.older_than * 86400) * 1000 if arguments.older_than is not None else None
     deleted = 0

@@ -38,11 +38,11 @@ from .executable import (
     RunCheck,
     Unavailable,
     direct,
+    finalize,
     get_ready,
     made_in_subprocess,
     misfit_on,
     needs,
-    settle,
 )
 from .key import Computation, identity
 from .xla_cpu import finishing  # noqa: F401  (the variants of XLA:CPU)
@@ -254,7 +254,7 @@ def _compiled(
         except Unavailable as why:
             if str(why):
                 LOG.count(f"regions compiled in this process: {why}")
-    return *settle(lowered, xla.compiled(lowered, device.xla.platform), device.xla), False
+    return *finalize(lowered, xla.compiled(lowered, device.xla.platform), device.xla), False
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)

@@ -238,7 +238,7 @@ def compiled(computation: Computation, flags: object, made: Made) -> None:
         seconds=seconds,
         tracing=made.tracing,
         blocks=made.blocks,
-        apart=made.in_subprocess,
+        in_subprocess=made.in_subprocess,
         waited=waited,
         inputs=len(region.inputs),
         outputs=len(region.outputs),

@@ -211,7 +211,7 @@ def calls_out(families: tuple[str, ...]) -> bool:
 
 
 @variants
-def settle(lowered: Any, compiled: Any, on: Any) -> tuple[Any, Portable | NotPortable]:
+def finalize(lowered: Any, compiled: Any, on: Any) -> tuple[Any, Portable | NotPortable]:
     """What JAX's `Lowered` and `Compiled` of a region have come to on a device of JAX's: the executable to be called,
     and its bytes."""
     fresh = compiled.runtime_executable()

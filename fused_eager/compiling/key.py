@@ -53,7 +53,7 @@ class Computation:
         among = self.region.nodes
         first, last = (describe(self.nodes[i].place) for i in (min(among), max(among)))
         where = f"{first}" if first == last else f"{first} to {last}"
-        return f"{len(among)} ops from {where}"
+        return f"{len(among)} {'op' if len(among) == 1 else 'ops'} from {where}"
 
 
 def identity(computation: Computation, flags: Hashable) -> Hashable:

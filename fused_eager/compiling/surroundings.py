@@ -119,7 +119,7 @@ def _set_by_jax(option: str) -> str | None:
     return f"ml_framework_name:JAX;ml_framework_version:{jax.__version__}" if option == _CREATES else None
 
 
-def _is_apart(device: Any) -> bool:
+def _is_accelerator(device: Any) -> bool:
     """Whether a device of JAX's has code of its own alone, so that the host's processor does not matter."""
     return device.platform == "tpu"
 
@@ -138,7 +138,7 @@ def _of_process(device: Any = None) -> Mapping[str, Any]:
             "version": device.client.platform_version,
             "device": device.device_kind,
         },
-        **(_of_accelerator(device) if _is_apart(device) else _of_processor()),
+        **(_of_accelerator(device) if _is_accelerator(device) else _of_processor()),
         # The flags in words, and what XLA made of them when it read them.
         "xla_flags": " ".join(os.environ.get("XLA_FLAGS", "").split()),
         "xla_options": hashlib.sha256(xla_client.CompileOptions().SerializeAsString()).hexdigest(),
@@ -171,7 +171,7 @@ def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:
             raise Unencodable(f"numerics.{name}", f"{value!r:.60} has no canonical form")
         if value:
             options[name] = value
-    if not device.has_memory and _is_apart(device.xla):
+    if not device.has_memory and _is_accelerator(device.xla):
         options = {k: v for k, v in options.items() if k not in _HOST_OPTIONS and v != _set_by_jax(k)}
     return {
         **_of_process(None if device.has_memory else device.xla),

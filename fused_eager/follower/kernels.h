@@ -74,7 +74,7 @@ Ref launches() {
 
 bool nothing_is_pending() { return PyDict_GET_SIZE(R.table) == 0 && !is_true(launches().get()); }
 
-bool is_being_read(PyObject* address) {  // `Backlog.is_reading`
+bool is_being_read(PyObject* address) {  // `DeferredChecks.is_reading`
   static PyObject* const reading = name_of("reading");
   const Ref all = launches(), each = checked(PyObject_GetIter(all.get()));
   while (const Ref launch = Ref(PyIter_Next(each.get())))
@@ -240,7 +240,7 @@ struct Kernel final : c10::OperatorKernel {
     return true;
   }
 
-  // Whether all tensors lie on a device that is not fused; then it is counted (`recording.elsewhere`).
+  // Whether all tensors lie on a device that is not fused; then it is counted (`recording.other_devices`).
   bool passes_to_other_device(Arguments given) const {
     const at::Tensor* one = nullptr;
     const auto is_away = [&one](const IValue& a) {

@@ -216,7 +216,7 @@ CODES: dict[str, Code] = {
 # ATen runs all of these regions, and not because of an op in them.
 NOT_COMPILED = ("region.new", "region.unstable", "region.budget")
 OUTSIDE = "is active outside the context and sees each op"  # after the name of a mode: why an op runs natively
-ELSEWHERE = "is not fused: only what lies in the host's memory is"  # after the name of a device
+NOT_FUSED = "is not fused: only what lies in the host's memory is"  # after the name of a device
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fused_eager.fusion_rules.geometry import Geometry, apart, filled, is_dense, overwrite, read, reinterpret, write
+from fused_eager.fusion_rules.geometry import Geometry, disjoint, filled, is_dense, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
 from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
@@ -96,7 +96,7 @@ class Function:
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
         specs = tuple(r.spec for r in node.results)
         try:
-            with apart(self._reads_apart(node)):
+            with disjoint(self._reads_disjoint(node)):
                 values, checks = lower(node.twin, args, kwargs, specs, self.bounds, layouts.places(node, reads))
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
@@ -105,7 +105,7 @@ class Function:
         self.checks.extend((index, c) for c in checks)
         for result, value, start in zip(node.results, values, starts(node), strict=True):
             dtype, shape = result.home
-            with apart(result.base is None or self._writes_apart(node, result)):
+            with disjoint(result.base is None or self._writes_disjoint(node, result)):
                 if result.base is None:
                     homes[result.vid] = filled(shape, dtype, result.geometry, value)
                 elif start is None:
@@ -118,7 +118,7 @@ class Function:
     def _read_by(self, node: Node) -> frozenset[int]:
         return frozenset().union(*({u.vid} | self.sources.get(u.vid, frozenset()) for u in node.uses))
 
-    def _reads_apart(self, node: Node) -> bool:
+    def _reads_disjoint(self, node: Node) -> bool:
         """Whether no operand of a node is computed from another, so that one can be written into the other."""
         if rule_for(node.twin) is None:
             return False  # a decomposition may write into what it reads
@@ -127,7 +127,7 @@ class Function:
             self.sources.get(u, frozenset()) & (set(read) - {u}) for u in read
         )
 
-    def _writes_apart(self, node: Node, result: Result) -> bool:
+    def _writes_disjoint(self, node: Node, result: Result) -> bool:
         """Whether what a node writes into a value is not computed from it, or only from the same place."""
         found = rule_for(node.twin)
         same = found is not None and found.cls is OpClass.POINTWISE
@@ -165,5 +165,5 @@ def _write_at(home: jax.Array, g: Geometry, value: jax.Array, start: jax.Array) 
         return overwrite(flat, filled((math.prod(g.size),), g.dtype, g, value), (start,)).reshape(home.shape)
     extent = 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
     part = write(lax.dynamic_slice(flat, (start,), (extent,)), g, value)
-    with apart(False):  # what lies in the gaps is read of the same value
+    with disjoint(False):  # what lies in the gaps is read of the same value
         return overwrite(flat, part, (start,)).reshape(home.shape)

@@ -92,7 +92,7 @@ class Padded:
         for k, form in enumerate(self.outputs):
             for a, axis in enumerate(form):
                 if varies(axis) and not _is_from_its_front(axis):
-                    results[k] = self._moved(results[k], a, axis, size, apart=False)
+                    results[k] = self._moved(results[k], a, axis, size, by_factors=False)
         return results
 
     def run(self, given: Sequence[Any], size: Any) -> list[Any]:
@@ -123,7 +123,7 @@ class Padded:
                 axis = (Factor(*sizes(spread.factors)),) if spread.front else spread.factors
                 forms[spread.at] = (*form[: spread.axis], axis, *form[spread.axis + 1 :])
                 x = taken[spread.at]
-                taken[spread.at] = self._moved(x, spread.axis, spread.factors, size, apart=not spread.front)
+                taken[spread.at] = self._moved(x, spread.axis, spread.factors, size, by_factors=not spread.front)
             for c in found.clamps:
                 last = self._count(c.factor, size) - c.length
                 taken[c.at] = jnp.minimum(taken[c.at], last.astype(taken[c.at].dtype))
@@ -164,12 +164,12 @@ class Padded:
                 valid = valid & (lax.broadcasted_iota(jnp.int64, shape, k) < self._count(f, size))
         return valid.reshape(math.prod(shape))
 
-    def _moved(self, x: Any, at: int, axis: Axis, size: Any, apart: bool) -> Any:
+    def _moved(self, x: Any, at: int, axis: Axis, size: Any, by_factors: bool) -> Any:
         """A value whose axis `at`, valid from its front, is laid out by factors (`apart`), or the other way round."""
         counts = [self._count(f, size) for f in axis]
         high = [f.high for f in axis]
         place, source = jnp.arange(math.prod(high)), jnp.zeros((), jnp.int64)
-        shape, strides = (high, counts) if apart else (counts, high)
+        shape, strides = (high, counts) if by_factors else (counts, high)
         for k in range(len(axis)):
             index = place // jnp.asarray(math.prod(shape[k + 1 :])) % shape[k]
             source = source + index * math.prod(strides[k + 1 :])

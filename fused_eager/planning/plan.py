@@ -176,10 +176,10 @@ def _in_turn(nodes: Sequence[Node], needed: list[int], urgent: frozenset[int]) -
             first.append(i)
             wanted.update(operands(nodes[i]))
     rest = sorted(set(needed) - set(first))
-    return [first[::-1], rest] if first and len(rest) >= APART else [needed]
+    return [first[::-1], rest] if first and len(rest) >= ENOUGH else [needed]
 
 
-APART = 4  # nodes that are worth a region of their own, to run while values are sent
+ENOUGH = 4  # nodes that are worth a region of their own, to run while values are sent
 
 
 def _is_alone(node: Node) -> bool:

@@ -82,7 +82,7 @@ class Alone:
     _why: str = ""  # the code of the reason
     _recorded: bool = False  # something of the turn that is under way
     _mark: Place = None  # where it ends, if that is a read,
-    _elsewhere: int = MARKED  # and how many were elsewhere since then
+    _other_lines: int = MARKED  # and how many were elsewhere since then
     _others: bool = False  # turns of another kind have come
 
     @property
@@ -119,11 +119,11 @@ class Alone:
     def _comes_round(self, place: Place) -> bool:
         """Whether a read ends a turn: where nothing else does, one line's, for a turn may have several."""
         if place != self._mark:
-            self._elsewhere += 1
-            if self._elsewhere <= MARKED:
+            self._other_lines += 1
+            if self._other_lines <= MARKED:
                 return False
             self._mark = place
-        self._elsewhere = 0
+        self._other_lines = 0
         return not self._others
 
     def tell_now_and_then(self, now: float) -> None:

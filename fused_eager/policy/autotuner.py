@@ -189,7 +189,7 @@ class Autotuner:
             segment = alike or Segment(place)
         else:
             found = SEGMENTS.get(key)
-            if (found is None or found.is_unknown) and alike is not None and alike.is_settled:
+            if (found is None or found.is_unknown) and alike is not None and alike.has_choice:
                 found = alike.twin()
             segment = SEGMENTS[key] = ALIKE[place, first] = found or Segment(place)
         before, self.native = self.native, segment.wants_native()

@@ -181,7 +181,7 @@ class Segment:
         return self.chosen is None and not (self.fused.count or self.native.count)
 
     @property
-    def is_settled(self) -> bool:
+    def has_choice(self) -> bool:
         """Whether there is a choice, and it is not time to try the other way again."""
         return self.chosen is not None and time.perf_counter() < self.until
 
@@ -191,8 +191,8 @@ class Segment:
             (end, choice), self.offered = self.offered, None
             if self.chosen is None:  # else what was measured here came first
                 self.end = end
-                self._settle_on(choice, remembered=True)
-        if self.is_settled:
+                self._keep(choice, remembered=True)
+        if self.has_choice:
             return bool(self.chosen)
         if self.chosen is not None:
             if not self.trying:
@@ -250,7 +250,7 @@ class Segment:
         choice = Choice(to_native, fused, native)
         if both:
             self.owed.append((self.ran.get(self.end, ()), self.end, choice))
-        return self._settle_on(choice, remembered=False)
+        return self._keep(choice, remembered=False)
 
     def _try_alone(self, native: float) -> bool:
         """Before fused is chosen: below our mode torch takes more time than alone, sometimes twice as much."""
@@ -259,7 +259,7 @@ class Segment:
         self.until, self.steady = time.perf_counter() + SAMPLES * native, Steady()
         return True
 
-    def _settle_on(self, choice: Choice, remembered: bool) -> bool:
+    def _keep(self, choice: Choice, remembered: bool) -> bool:
         slower = self.fused if choice.native else self.native
         changes = self.last is not None and self.last.native is not choice.native
         lost = slower.count * max(choice.worst - choice.best, 0.0)

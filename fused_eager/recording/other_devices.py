@@ -15,7 +15,7 @@ from ..config import Config
 from ..executing.island import judge
 from ..log import site
 from ..log.events import LOG
-from ..log.reasons import ELSEWHERE
+from ..log.reasons import NOT_FUSED
 from ..quiet import call
 from ..tracing.opinfo import OpInfo
 
@@ -41,7 +41,7 @@ def run(config: Config, info: OpInfo, args: Any, kwargs: dict[str, Any], device:
         IslandRefused: the options refuse what runs natively.
     """
     if config.islands != "allow":
-        judge(config, info.op, site.here(), f"{device} {ELSEWHERE}")
+        judge(config, info.op, site.here(), f"{device} {NOT_FUSED}")
     passed(info, device)
     return call(info.op, args, kwargs)
 
@@ -63,7 +63,7 @@ def passed(info: OpInfo, device: str) -> None:
     if log is LOG.volume and not LOG.sinks:
         count[0] += 1
         return
-    said = {"op": str(info.op), "reason": f"{device} {ELSEWHERE}", "site": str(site.describe(site.here()))}
+    said = {"op": str(info.op), "reason": f"{device} {NOT_FUSED}", "site": str(site.describe(site.here()))}
     if LOG.sinks:
         LOG.emit("island", **said, times=1)
         return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..log.reasons import CODES, ELSEWHERE, OUTSIDE
+from ..log.reasons import CODES, NOT_FUSED, OUTSIDE
 from .facts import Facts
 from .rows import Compile, Cut, Island, Region, Sync
 from .source import short, statement, text
@@ -318,7 +318,7 @@ def _islands(facts: Facts) -> Iterator[Advice]:
     seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for island in facts.islands:
-        if island.reason.endswith((OUTSIDE, ELSEWHERE)):
+        if island.reason.endswith((OUTSIDE, NOT_FUSED)):
             continue
         key = island.op, island.site
         groups.setdefault(key, []).append(island.reason)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..log.events import Event
-from ..log.reasons import ELSEWHERE, NOT_COMPILED
+from ..log.reasons import NOT_COMPILED, NOT_FUSED
 from .reading import Process
 from .rows import Built, Collective, Compile, Cut, Island, Line, Region, Sync
 
@@ -88,12 +88,12 @@ class Facts:
         return [c for c in self.compiles if c.cause != "first"]
 
     @property
-    def elsewhere(self) -> dict[str, int]:
+    def on_other_devices(self) -> dict[str, int]:
         """Ops on each device that is not fused."""
         out: collections.Counter[str] = collections.Counter()
         for island in self.islands:
-            if island.reason.endswith(ELSEWHERE):
-                out[island.reason.removesuffix(ELSEWHERE).strip()] += island.count
+            if island.reason.endswith(NOT_FUSED):
+                out[island.reason.removesuffix(NOT_FUSED).strip()] += island.count
         return dict(out)
 
     @property
@@ -140,7 +140,7 @@ class Adder:
         self._forms: dict[tuple[int, int], Compile] = {}  # by plan
         self._by_code: dict[tuple[int, int], Compile] = {}
         self._nested: dict[tuple[int, int], list[tuple[float, float]]] = {}  # flushes since the last sync
-        self._apart: dict[tuple[int, int], float] = {}
+        self._bypassed_s: dict[tuple[int, int], float] = {}
         self._spans: dict[int, tuple[float, float]] = {}
 
     def add(self, process: int, event: Event) -> None:
@@ -155,7 +155,7 @@ class Adder:
         f = self.facts
         f.flushes += 1
         f.ops += d["ops"]
-        f.host += max(d["host"] - self._apart.pop((process, event.thread), 0.0), 0.0)
+        f.host += max(d["host"] - self._bypassed_s.pop((process, event.thread), 0.0), 0.0)
         native = d.get("native", 0.0)
         f.launch += d["seconds"] - d["compiling"] - native
         f.meanwhile += native
@@ -232,7 +232,7 @@ class Adder:
         else:
             f.bypassed += d["seconds"]
         # The next flush counts its host time from the one before.
-        self._apart[process, event.thread] = self._apart.get((process, event.thread), 0.0) + d["seconds"]
+        self._bypassed_s[process, event.thread] = self._bypassed_s.get((process, event.thread), 0.0) + d["seconds"]
         begin, end = self._spans[process]
         self._spans[process] = (min(begin, event.time - d["seconds"]), end)
 

@@ -13,7 +13,7 @@ from fused_eager.fusion_rules.rule import OpClass, Rule
 
 from ..compiling import executable
 from ..compiling.xla_cpu import finishing  # noqa: F401  (the variants of XLA:CPU)
-from ..config import OPTIONS, spell
+from ..config import OPTIONS, as_option
 from ..log.reasons import CODES
 from ..lowering import rewrites
 from .schema import COMMON, FORMER, KINDS, VERSION, Field
@@ -110,7 +110,7 @@ def options() -> str:
     for name, option in OPTIONS.items():
         lines += ["", f"## {name}", "", f"{option.help}.", ""]
         lines += ["| | |", "|---|---|", f"| environment | `{option.env}` |", f"| values | {option.kind.words} |"]
-        lines += [f"| default | `{spell(option.default)}` |"]
+        lines += [f"| default | `{as_option(option.default)}` |"]
     return "\n".join(lines) + "\n"
 
 
@@ -140,7 +140,7 @@ def platforms() -> str:
     for name, row in sorted(own_rows.items()):
         lines += [f"| `{name}` | {platform} | {_first_line(own)} |" for platform, own in sorted(row.own.items())]
     lines += ["", "## What rows share, and steps of compiling", "", "| what | platform | variant |", "|---|---|---|"]
-    compiled = (executable.get_ready, executable.made_in_subprocess, executable.settle)
+    compiled = (executable.get_ready, executable.made_in_subprocess, executable.finalize)
     shared = {**VARIANTS, **{v.name: v for v in (rewrites.LAYOUTS, rewrites.REWRITE, *compiled)}}
     for name, each in sorted(shared.items()):
         lines += [f"| `{name}` | any | {_first_line(each.any)} |"]

@@ -93,7 +93,7 @@ def as_program(work: Work) -> str:
     written = _Written(work, device)
     body = list(written.lines())
     kept = [v for v in wanted if v in written.made]
-    outputs = ", ".join(_seen_whole(v, work.homes[v]) for v in kept)
+    outputs = ", ".join(_seen_entire(v, work.homes[v]) for v in kept)
     drawn = "".join(f"        draw({home[0]}, {home[1]!r}),  # v{v}\n" for v, home in written.inputs.items())
     if device.type == "cpu":
         fused = _IN_CONTEXT.format(options=_options(work.config))
@@ -122,7 +122,7 @@ def _options(config: Config) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in chosen.items())
 
 
-def _seen_whole(vid: int, home: Home) -> str:
+def _seen_entire(vid: int, home: Home) -> str:
     dtype, shape = home
     return f"see(v{vid}, {dtype}, {tuple(shape)!r}, {contiguous_strides(shape)!r})"
 

@@ -193,7 +193,7 @@ KINDS: dict[str, Kind] = {
                 Field("tracing", "number", "seconds of them in JAX, before XLA"),
                 Field("blocks", "text", "into what its rows are cut to stay in the cache; empty if they are not"),
                 Field("waited", "boolean", "whether the program waited for it, or went on"),
-                Field("apart", "boolean", "whether XLA compiled it in a process of its own"),
+                Field("in_subprocess", "boolean", "whether XLA compiled it in a process of its own"),
                 Field("inputs", "integer", "values it takes"),
                 Field("outputs", "integer", "values it hands out"),
                 *_CAUSE,

@@ -108,8 +108,8 @@ def facts_lines(f: Facts) -> list[str]:
             f"{first['region']}: {first['detail']}"
         )
     lines += _unkept(f)
-    for device, ops in f.elsewhere.items():
-        lines.append(f"elsewhere: {count(ops, 'op')} ran natively on {device}, which is not fused")
+    for device, ops in f.on_other_devices.items():
+        lines.append(f"other devices: {count(ops, 'op')} ran natively on {device}, which is not fused")
     inner = sum(r.data["inner_bytes"] * r.count for r in f.regions if r.how == "xla")
     donated = sum(r.data["donated_bytes"] * r.count for r in f.regions)
     scratch = sum(r.data.get("scratch_bytes", 0) * r.count for r in f.regions)

@@ -24,7 +24,7 @@ import time
 import warnings
 from typing import Any
 
-from ..config import OPTIONS, Config, OptionError, spell
+from ..config import OPTIONS, Config, OptionError, as_option
 from ..log import site
 from ..log.events import LOG, Event
 from ..process import resident
@@ -304,7 +304,7 @@ def _refusal(given: str, path: str, error: OSError | ValueError) -> OptionError:
     return OptionError(
         f"option {row.name!r} cannot be {given!r} (from {origin}): {why}; "
         "allowed: a file that is new, empty or the event log of an earlier run, in a folder that exists; "
-        f"default: {spell(row.default)}"
+        f"default: {as_option(row.default)}"
     )
 
 

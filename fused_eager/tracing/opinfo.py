@@ -96,7 +96,7 @@ ALLOCATORS = frozenset(
 ALIASES = frozenset({"aten._unsafe_view.default", "aten._reshape_alias.default"})
 
 # Views that look at the memory of what they are views of: a nested tensor asks where it begins.
-LOOKING_VIEWS = frozenset({"aten._nested_view_from_buffer.default"})
+READING_VIEWS = frozenset({"aten._nested_view_from_buffer.default"})
 
 # They hand out the dense tensors that a sparse one consists of, which have memory of their own.
 SPARSE_PARTS = frozenset(
@@ -150,7 +150,7 @@ def _kind(op: OpOverload) -> Kind:
         return Kind.PARTS
     if is_composite(op) and rule_for(op) is None:
         return Kind.COMPOSITE
-    if str(op) in LOOKING_VIEWS:
+    if str(op) in READING_VIEWS:
         return Kind.CHECK
     if op.is_view or str(op) in ALIASES:
         return Kind.VIEW

@@ -140,8 +140,8 @@ def again(*values: Any) -> tuple[Any, ...]:
     return tuple(lax.optimization_barrier(values))
 
 
-@axes_.apart.on("cpu")
-def apart(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:
+@axes_.separated.on("cpu")
+def separated(cx: Context, x: Any, *statistics: Any) -> tuple[Any, ...]:
     """Float statistics of rows of `x`, behind a cut between the loop that makes them and the loop that uses them.
 
     Left alone, XLA:CPU interleaves the two row by row in one kernel that is slower by a quarter unless `x` is so large

@@ -63,7 +63,7 @@ def test_no_other_name_reaches_the_store(store, name):
 
 
 def test_swap_compares(store):
-    store.settle_s = 0.02
+    store.quiet_s = 0.02
     name = f"lease/{A}"
     mine, other = b"0" * 32 + b" mine", b"1" * 32 + b" other"
     assert not store.swap(name, mine, other, 30.0)

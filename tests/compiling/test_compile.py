@@ -95,7 +95,7 @@ def test_checks_name_the_position_of_their_node() -> None:
 def test_names_say_where_the_ops_came_from() -> None:
     n = node(1, [0])
     n.place = (test_names_say_where_the_ops_came_from.__code__, 7)
-    assert Computation([n], region([n], 1), {}).name == f"1 ops from {__file__}:7"
+    assert Computation([n], region([n], 1), {}).name == f"1 op from {__file__}:7"
 
 
 def test_jax_keeps_nothing_of_a_region_that_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ SDPA = torch.ops.aten.scaled_dot_product_attention.default
 @pytest.fixture(params=["whole", "tiled"])
 def form(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tiled":
-        monkeypatch.setitem(lower_attention.WHOLE_BYTES.own, "cpu", 0)
+        monkeypatch.setitem(lower_attention.SCORES_BYTES.own, "cpu", 0)
         monkeypatch.setattr(lower_attention, "BLOCK", 4)
     return str(request.param)
 

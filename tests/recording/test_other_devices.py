@@ -25,7 +25,7 @@ def fresh() -> None:
 
 
 def count() -> int:
-    return report().facts.elsewhere.get("meta", 0)
+    return report().facts.on_other_devices.get("meta", 0)
 
 
 @pytest.mark.parametrize("who", FOLLOWERS)

@@ -22,10 +22,10 @@ from ..executable import (
     as_portable,
     calls_out,
     families_of,
+    finalize,
     get_ready,
     made_in_subprocess,
     misfit,
-    settle,
 )
 from .strip import strip
 from .subprocess_compiler import COMPILER, Refused
@@ -47,7 +47,7 @@ def in_subprocess(lowered: Any, nice: int, on: Any) -> tuple[Any, Portable]:
     Raises:
         Unavailable: it has to be compiled in this process, and why.
         JaxRuntimeError: XLA cannot compile it.
-        RuntimeError: as `settle`; or the process ended.
+        RuntimeError: as `finalize`; or the process ended.
     """
     try:
         families = families_of(lowered, "cpu")
@@ -77,7 +77,7 @@ def in_subprocess(lowered: Any, nice: int, on: Any) -> tuple[Any, Portable]:
     return loaded, portable
 
 
-@settle.on("cpu")
+@finalize.on("cpu")
 def stripped(lowered: Any, compiled: Any, on: Any) -> tuple[Any, Portable | NotPortable]:
     """What JAX's `Lowered` and `Compiled` of a region have come to: the executable to be called, and its bytes.
 

@@ -109,7 +109,7 @@ class Watch:
         self.looked = 0.0
         self.began, self.spent = time.monotonic(), 0.0  # seconds that giving back has taken since then
         self.every = EVERY
-        self.settled = 0.0  # bytes that are needed, as far as is known
+        self.needed = 0.0  # bytes that are needed, as far as is known
         self.given = True  # back at the last look (or as good as that: the first one says what is needed)
         self.stirred = False
 
@@ -132,11 +132,11 @@ class Watch:
             return False
         self.looked, here = now, resident()
         if self.stirred:
-            gives, self.settled = True, math.inf
+            gives, self.needed = True, math.inf
         elif self.given:
-            gives, self.settled = _exceeds(self.settled, here), here
-        elif gives := _exceeds(here, self.settled):
-            self.settled = here
+            gives, self.needed = _exceeds(self.needed, here), here
+        elif gives := _exceeds(here, self.needed):
+            self.needed = here
         self.given, self.stirred = gives, False
         if gives:
             give_back()

@@ -58,7 +58,7 @@ class Watch:
         self.away = weakref.WeakSet(away)
         if long:
             wait()  # what reads the memory of a value that was native then may still run
-            LOG.count("storages vacated", sum(vacate(b) for b in long))
+            LOG.count("storages given back", sum(give_back(b) for b in long))
 
 
 WATCH = Watch()
@@ -93,7 +93,7 @@ def _alone() -> tuple[int, int]:
     return _references(HostBuffer(storage_of(t), born_native=True))
 
 
-def vacate(b: Buffer) -> bool:
+def give_back(b: Buffer) -> bool:
     """Give the pages that lie in a buffer's storage back to the system. Returns whether it took them."""
     b.vacant = True  # whatever comes of it, it is not tried again
     address, advise = trap.address_of(b.storage), libc("madvise") if sys.platform == "linux" else None

@@ -156,11 +156,11 @@ def _serve_the_host(group: Any) -> Any:
         return group
     known = _serving.get(group.group_name)
     if known is None or known[0] is not own:
-        apart: Any = c10d.ProcessGroup(group.get_group_store(), group.rank(), group.size())
-        apart._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, own)
-        apart._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
-        apart._set_group_name(group.group_name)
-        known = _serving[group.group_name] = own, apart
+        separate: Any = c10d.ProcessGroup(group.get_group_store(), group.rank(), group.size())
+        separate._register_backend(_HOST, c10d.ProcessGroup.BackendType.GLOO, own)
+        separate._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
+        separate._set_group_name(group.group_name)
+        known = _serving[group.group_name] = own, separate
     return known[1]
 
 

@@ -130,7 +130,7 @@ def _reduced(method: Method, original: Callable[..., Any], group: Any, args: tup
     written = list(leaves([args[method.written]]))
     changed = list(args)
     if method.read is None:
-        changed[method.written] = map_leaves(lambda t: _apart(found.before(t), t), args[method.written])
+        changed[method.written] = map_leaves(lambda t: _copied(found.before(t), t), args[method.written])
     else:
         of = next(iter(leaves([args[method.read]])))
         dtype = found.before(of.new_empty(0)).dtype
@@ -158,7 +158,7 @@ def _reduced(method: Method, original: Callable[..., Any], group: Any, args: tup
     return FollowedWork(work, finish, told)
 
 
-def _apart(changed: Tensor, t: Tensor) -> Tensor:
+def _copied(changed: Tensor, t: Tensor) -> Tensor:
     """What is written instead of `t`, which stays what it is until the work is finished."""
     return changed.clone() if changed is t else changed
 

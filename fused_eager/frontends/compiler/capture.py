@@ -198,8 +198,8 @@ class Capture:
         if not isinstance(target, OpOverload):
             if not values:
                 return target(*args, **kwargs)
-            takes_apart = self._flex if flex.is_flex(target) else self._control
-            found = takes_apart(node, target, args, kwargs)
+            decompose = self._flex if flex.is_flex(target) else self._control
+            found = decompose(node, target, args, kwargs)
             return found if isinstance(found, tuple) else self._native(node, target, args, kwargs, why=found)
         info = info_of(target)
         if any(isinstance(a, Opaque) for a in values) or target._schema.name in _QUANTIZING:
@@ -259,7 +259,7 @@ class Capture:
         """Flex attention as the ops that torch makes of it; else why torch has to run it."""
         if any(isinstance(a, Opaque) for a in leaves([args, kwargs])):
             return "it takes what is no dense tensor"
-        made = flex.taken_apart(target, node, args, kwargs)
+        made = flex.decomposed(target, node, args, kwargs)
         if isinstance(made, str):
             return made
         graph, given = made

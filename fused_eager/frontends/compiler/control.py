@@ -26,7 +26,7 @@ from ..kernels import program as programs
 from ..kernels.dispatch import packet
 from ..kernels.program import Program as JaxProgram
 from ..kernels.program import form_of
-from .program import elsewhere
+from .program import in_own_thread
 from .stablehlo import Iteration
 
 Tensor = torch.Tensor
@@ -77,7 +77,7 @@ def lowered(
                       programs.mode_of(True))  # fmt: skip
     made = programs.known(made)
     try:
-        elsewhere(lambda: made.traced(form_of(operands), ()))
+        in_own_thread(lambda: made.traced(form_of(operands), ()))
     except Exception as why:  # the lowering of an op, or JAX, which asks more of a loop's state than torch
         raise Unlike(f"it cannot be lowered: {str(why).partition(chr(10))[0][:200]}") from why
     return packet(f"fused_eager_control::{name}")["call"], (list(operands), [], made.name)

@@ -179,7 +179,7 @@ def _first_axes(tree: Any) -> torch.export.ShapesCollection:
 _SEEDED = torch.Tag.nondeterministic_seeded  # attention with a dropout that may be 0 says so of itself
 
 
-def _taken_apart(op: OpOverload) -> Any:
+def _decomposition(op: OpOverload) -> Any:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     # Not `op.decompose`: torch puts in its place what it is given here.
     return op.py_kernels.get(key) or functools.partial(op._op_dk, key)
@@ -189,7 +189,7 @@ def _without_composites(program: torch.export.ExportedProgram) -> torch.export.E
     """The program with ops that are others put together taken apart, as they are in a graph of AOTAutograd's."""
     known: set[Any] = set()
     while True:
-        program = program.run_decompositions({op: _taken_apart(op) for op in known})
+        program = program.run_decompositions({op: _decomposition(op) for op in known})
         left = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)} - known
         left = {op for op in left if is_composite(op) and (rule_for(op) is None or _SEEDED in op.tags)}
         if not left:
@@ -248,7 +248,7 @@ class Recorded:
             recorded = Capture(lowered.graph, config).program(values)
         except Unfit as why:
             raise ExportError(f"the program cannot be exported: {why}") from why
-        self.whole = Iteration(recorded)
+        self.iteration = Iteration(recorded)
         slots = zip(recorded.arguments, lowered.names, values, strict=True)
         held = [(slot, name, value) for slot, name, value in slots if slot is not None]
         self.weights = [(slot, name, value) for slot, name, value in held if name is not None]
@@ -260,7 +260,7 @@ class Recorded:
         """Its results that are arrays; what the others are is noted in `rest`."""
         held = dict(zip([slot for slot, *_ in self.weights], weights, strict=True))
         held.update(zip([slot for slot, _ in self.inputs], inputs, strict=True))
-        found = self.whole(held, numbers)
+        found = self.iteration(held, numbers)
         self.rest = [{} if isinstance(x, jax.Array) else {"value": x} for x in found]
         return [x for x in found if isinstance(x, jax.Array)]
 
@@ -294,7 +294,7 @@ class Varying:
         forms = zip(*([struct(value) for _, value in r.inputs] for r in every), strict=True)
         self.inputs = [self._merged(each) for each in forms]
         self.sizes = {n: [low, int(high) if math.isfinite(high) else None] for n, (low, high) in lowered.ranges.items()}
-        self.numbers = [r.whole.numbers() for r in every]
+        self.numbers = [r.iteration.numbers() for r in every]
         with enable_x64(True), lowering_for(ANY):
             self.call = symbolic.generalised([_traced(r) for r in every], self.polynomials)
         if any(r.rest != self.made.rest for r in every):
@@ -312,7 +312,7 @@ class Varying:
 
 
 def _traced(made: Recorded) -> Any:
-    floats, ints = made.whole.numbers()
+    floats, ints = made.iteration.numbers()
     forms = [struct(value) for *_, value in made.weights], [struct(value) for _, value in made.inputs]
     numbers = jax.ShapeDtypeStruct((len(floats),), "float64"), jax.ShapeDtypeStruct((len(ints),), "int64")
     return jax.make_jaxpr(made)(*forms, numbers)

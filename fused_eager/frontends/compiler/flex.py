@@ -42,7 +42,7 @@ def is_flex(target: Any) -> bool:
     return target in _DENSE
 
 
-def taken_apart(target: Any, node: Node, args: Any, kwargs: Any) -> tuple[GraphModule, list[Tensor]] | str:
+def decomposed(target: Any, node: Node, args: Any, kwargs: Any) -> tuple[GraphModule, list[Tensor]] | str:
     """The ops of such a call, as a graph, and the tensors that it takes; else why torch has to run it."""
     given: list[Tensor] = []
 

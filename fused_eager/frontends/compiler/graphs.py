@@ -22,7 +22,7 @@ from ...lowering.failed import NodeFailed
 from ..context.context import fused_eager
 from . import sizes
 from .capture import Capture
-from .program import Program, elsewhere
+from .program import Program, in_own_thread
 from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
@@ -75,7 +75,7 @@ class CompiledGraph:
             if found is not None or self.compiled >= FORMS:
                 return found
             try:
-                device = _elsewhere(args)
+                device = _other_device(args)
                 if device:
                     raise Unfit(f"a tensor is on {device}, whose ops are recorded as they come")
                 made = Capture(self.graph, self.config).program(args)
@@ -113,7 +113,7 @@ class CompiledGraph:
                 sizes.make_ready(now[symbol], bucket, made, *others)
                 return emit.begin()[1] > 0
 
-            self.compiled += elsewhere(make)
+            self.compiled += in_own_thread(make)
         except (Refused, Unfit, NodeFailed) as why:
             self.padding = str(why)
             if bucket is not None:
@@ -133,13 +133,13 @@ class CompiledGraph:
         given = list(args)
         args.clear()
         interpreter = Interpreter(self.graph)
-        if self.config.mode == "off" or _elsewhere(given):
+        if self.config.mode == "off" or _other_device(given):
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)
 
 
-def _elsewhere(args: Sequence[Any]) -> str:
+def _other_device(args: Sequence[Any]) -> str:
     """The device of a tensor that is not in the host's memory; "" if all are."""
     return next((str(a.device) for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"), "")
 

@@ -130,7 +130,7 @@ def _flat(result: Any) -> Any:
         yield result
 
 
-def elsewhere(make: Callable[[], T]) -> T:
+def in_own_thread(make: Callable[[], T]) -> T:
     """Do something with JAX on a thread of its own, and wait for it: what JAX keeps of the stack that it is called on
     would keep Dynamo's code alive, and by that the graph."""
     found: list[T] = []
@@ -163,7 +163,7 @@ class Stage:
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
-        return self.kept.ready or elsewhere(lambda: self.kept.fill(self.work))
+        return self.kept.ready or in_own_thread(lambda: self.kept.fill(self.work))
 
     def run(self, slots: Slots) -> None:
         """Run the stage, and wait for its values.
@@ -239,7 +239,7 @@ class Program:
                     step.kept.fill(step.work)
             return emit.begin()[1] > 0  # a thread's own seconds
 
-        return elsewhere(make)
+        return in_own_thread(make)
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it; empties `args`, so that what is not needed any more is freed on the way."""

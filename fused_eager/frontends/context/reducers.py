@@ -137,7 +137,7 @@ class Parameter:
             shut()
 
 
-class _Looking(TorchDispatchMode):
+class _Watching(TorchDispatchMode):
     """Sees a reducer's buckets, as it is asked for zeros like them; they are not made."""
 
     def __init__(self) -> None:
@@ -212,14 +212,14 @@ class Reducer:
         if reducer is None:
             return
         try:
-            with _Looking() as looking:
+            with _Watching() as watching:
                 groups = [bucket.parameters() for bucket in reducer._get_zeros_like_grad_buckets()]
         except RuntimeError:
             return  # what it has for sparse gradients is no bucket: its hooks run natively
         if self.parameters is None:
             self.parameters = [Parameter(self, p) for group in groups for p in group]
         mine = {id(p.tensor()): p for p in self.parameters}
-        for group, storage in zip(groups, looking.seen, strict=True):
+        for group, storage in zip(groups, watching.seen, strict=True):
             for t in group:
                 if id(t) in mine:
                     mine[id(t)].bucket = storage

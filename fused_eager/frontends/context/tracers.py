@@ -95,8 +95,8 @@ _CALLED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def have_called(owner: Any) -> None:
-    """Have Dynamo put calls of `owner.whole` into its graphs as they are, with the trees of tensors that they take and
-    return; what is inside is traced by what takes the graph."""
+    """Have Dynamo put calls of `owner.as_node` into its graphs as they are, with the trees of tensors that they take
+    and return; what is inside is traced by what takes the graph."""
     _CALLED.add(owner)
     rules = sys.modules.get(f"{DYNAMO}.trace_rules")
     if rules is not None and hasattr(rules, "_fused_eager_told"):
@@ -106,7 +106,7 @@ def have_called(owner: Any) -> None:
 def _have_called(owner: Any) -> None:
     from torch._dynamo import nonstrict_trace
 
-    owner.whole = nonstrict_trace(owner.whole)
+    owner.as_node = nonstrict_trace(owner.as_node)
 
 
 def _have_traced(function: Callable[..., Any]) -> None:

@@ -58,12 +58,12 @@ def _unwritten(t: Tensor) -> Tensor:
     if torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory():
         if t.dtype.is_floating_point or t.dtype.is_complex:
             t.fill_(float("nan"))
-        elif t.dtype in _WHOLE:
+        elif t.dtype in _NUMBERS:
             t.fill_(True if t.dtype is torch.bool else torch.iinfo(t.dtype).max)
     return t
 
 
-_WHOLE = frozenset(d for d in JAX_DTYPE if not (d.is_floating_point or d.is_complex))
+_NUMBERS = frozenset(d for d in JAX_DTYPE if not (d.is_floating_point or d.is_complex))
 
 
 def empty(

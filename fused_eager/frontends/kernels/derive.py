@@ -86,7 +86,7 @@ def _way_back(program: Program, operands: Form, kinds: Kinds, mask: Mask) -> Way
     count = len(program.traced(operands, kinds).specs)  # what fails here is the user's function alone
     tree: list[Any] = [None]
 
-    def whole(arrays: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def everything(arrays: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         function, moving = _split(program, arrays, numbers, mask)
         _, pull, results = jax.vjp(function, *moving, has_aux=True)
         leaves, tree[0] = jax.tree_util.tree_flatten(pull)
@@ -94,7 +94,7 @@ def _way_back(program: Program, operands: Form, kinds: Kinds, mask: Mask) -> Way
 
     try:
         with program.tracing():
-            jaxpr = jax.make_jaxpr(whole)(list(avals(operands)), number_avals(kinds, program.x64))
+            jaxpr = jax.make_jaxpr(everything)(list(avals(operands)), number_avals(kinds, program.x64))
     except Exception as error:
         return Way(None, (), (), count, f"{type(error).__name__}: {error}")
     needed = jaxpr.jaxpr.outvars[count:]
@@ -105,7 +105,7 @@ def _way_back(program: Program, operands: Form, kinds: Kinds, mask: Mask) -> Way
     structure = tree[0]
 
     def forward(arrays: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], Any]:
-        results, leaves = whole(arrays, numbers)
+        results, leaves = everything(arrays, numbers)
         return [*results, *[leaves[i] for i in kept]], None
 
     def backward(wanted: Mask) -> Program:

@@ -76,7 +76,7 @@ def packet(name: str) -> dict[str, OpOverload]:
         lib.impl(full, unseen(_batched, op), "FuncTorchBatched", with_keyset=True)
         lib.impl(full, unseen(_batched_by_autograd, op), "Batched")
         lib.impl(full, unseen(native.run, op), "CPU")
-        lib.impl(full, unseen(_elsewhere, name), "CUDA")
+        lib.impl(full, unseen(_on_cuda, name), "CUDA")
         torch.library.register_fake(f"{namespace}::{full}", unseen(shapes.fake), lib=lib)
     return made
 
@@ -129,7 +129,7 @@ def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> O
     return op
 
 
-def _elsewhere(name: str, operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Tensor]:
+def _on_cuda(name: str, operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Tensor]:
     where = next((t.device for t in operands if t.device.type != "cpu"), None)
     raise NotImplementedError(f"{name} runs on tensors of the CPU, and one is on {where}: move it with .cpu()")
 

@@ -76,7 +76,7 @@ class JaxOp:
         self._versions: dict[str, str] = {}
         recipes.offer(name, self._remade)
         self._namespace, _, self._base = name.partition("::")
-        self.whole = self.apply  # for torch.compile, where there is no schema
+        self.as_node = self.apply  # for torch.compile, where there is no schema
         if not self.schema:
             have_called(self)
 
@@ -97,7 +97,7 @@ class JaxOp:
         """
         if torch.compiler.is_compiling():
             if not self.schema:
-                return self.whole(*args, **kwargs)
+                return self.as_node(*args, **kwargs)
             space = getattr(torch.ops, self._namespace)
             return getattr(getattr(space, self._base), self.version())(*args, **kwargs)
         return self.apply(*args, **kwargs)

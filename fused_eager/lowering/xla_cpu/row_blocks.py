@@ -208,10 +208,10 @@ class Blocked:
 
     def __init__(self, program: Program, found: Cut, spare: Sequence[int]):
         self.program, self.cut = program, found
-        elsewhere = {v for step in (*found.before, *found.after) for v in step.values}
-        elsewhere.update(v for v in program.outputs if type(v) is int)
+        others = {v for step in (*found.before, *found.after) for v in step.values}
+        others.update(v for v in program.outputs if type(v) is int)
         # By position and number: nothing reads them but the loop, by rows.
-        self.spare = [(i, v) for i in spare if (v := program.inputs[i]) not in elsewhere]
+        self.spare = [(i, v) for i in spare if (v := program.inputs[i]) not in others]
         self.heirs = _heirs(program, spare)
 
     def __call__(self, *arrays: jax.Array) -> list[Any]:

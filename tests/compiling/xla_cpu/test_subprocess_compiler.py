@@ -83,7 +83,7 @@ def test_a_region_computes_the_same_wherever_it_is_compiled(nothing_compiled: No
         load.forget()
         with events("compile") as seen, fused_eager(compile="wait", native="never", cache="off", compiler=where):
             found.append(function(x, 3))
-        assert seen and {event.data["apart"] for event in seen} == {where == "process"}
+        assert seen and {event.data["in_subprocess"] for event in seen} == {where == "process"}
     assert found[0] == found[1], "bit for bit"
 
 
@@ -236,7 +236,7 @@ def test_where_there_can_be_none_all_is_compiled_here(
     x = torch.linspace(-1, 1, 43 * 5).reshape(43, 5)
     with events("compile") as seen, fused_eager(compile="wait", native="never", cache="off"):
         function(x, 5)
-    assert seen and not any(event.data["apart"] for event in seen)
+    assert seen and not any(event.data["in_subprocess"] for event in seen)
     for _ in range(2):
         with pytest.raises(Unavailable, match=reason):
             compiler.compile(b"", b"", strip=False)
@@ -248,7 +248,7 @@ def test_what_needs_functions_of_this_process_is_compiled_here(nothing_compiled:
     x = torch.eye(7) * 3 + 0.125
     with events("compile") as seen, fused_eager(compile="wait", native="never", cache="off"):
         (torch.linalg.cholesky(x) * 2).sum().item()
-    assert False in {event.data["apart"] for event in seen}
+    assert False in {event.data["in_subprocess"] for event in seen}
 
 
 def test_an_answer_that_nobody_took_is_not_the_next_ones(

@@ -136,11 +136,11 @@ def test_a_value_that_a_failure_brings_back_is_there() -> None:
 
 
 def test_small_ones_are_not_worth_it() -> None:
-    before = LOG.counts["storages vacated"]
+    before = LOG.counts["storages given back"]
     p = torch.nn.Parameter(torch.ones(100))
     with fused_eager():
         add(p)
-    assert LOG.counts["storages vacated"] == before and p.eq(5).all()
+    assert LOG.counts["storages given back"] == before and p.eq(5).all()
 
 
 def test_with_a_driver_in_the_process_that_may_have_pinned_memory_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
