@@ -20,8 +20,8 @@ from fused_eager.compiling.executable import (
     RunCheck,
     Unloadable,
     direct,
+    finalize,
     from_blobs,
-    settle,
     to_blobs,
 )
 from fused_eager.devices.host.device import HOST
@@ -81,7 +81,7 @@ def test_arguments_of_other_sizes_are_refused() -> None:
 
 def test_bytes_come_back() -> None:
     lowered, compiled = made((0,))
-    blobs = to_blobs(settle(lowered, compiled, device())[1], checked(None))
+    blobs = to_blobs(finalize(lowered, compiled, device())[1], checked(None))
     again = from_blobs(blobs, OUTPUTS, "it", HOST)
     assert isinstance(again, Executable)
     assert (again.checks, again.seconds, again.name) == (checked(None).checks, 1.5, "it")
@@ -104,7 +104,7 @@ def test_a_region_that_asks_for_an_order_in_memory_comes_back() -> None:
 
     with enable_x64(True):
         lowered = jax.jit(by_pixels).lower(jax.ShapeDtypeStruct(shape, "float32"))
-    blobs = to_blobs(settle(lowered, lowered.compile(), device())[1], checked(None))
+    blobs = to_blobs(finalize(lowered, lowered.compile(), device())[1], checked(None))
     outputs = [(torch.float32, shape), (torch.float32, (4, 5, 5, 3))]
     loaded = from_blobs(blobs, outputs, "it", HOST)
     assert isinstance(loaded, Executable)
@@ -123,20 +123,20 @@ def test_what_does_not_lie_by_rows_is_refused() -> None:
         function = jax.jit(lambda x: [x + 1, x * 2], out_shardings=[by_rows, other])
         lowered = function.lower(jax.ShapeDtypeStruct((4, 3, 5, 5), "float32"))
     with pytest.raises(RuntimeError, match=r"output 1 out in memory by the dimensions \(3, 2, 1, 0\), not by rows"):
-        settle(lowered, lowered.compile(), device())
+        finalize(lowered, lowered.compile(), device())
 
 
 def test_python_callbacks_are_not_portable() -> None:
     shape = jax.ShapeDtypeStruct((2,), "float32")
     lowered = jax.jit(lambda x: jax.pure_callback(lambda a: a, shape, x)).lower(shape)
     with pytest.raises(NotPortable, match="callback"):
-        to_blobs(settle(lowered, lowered.compile(), device())[1], checked(None))
+        to_blobs(finalize(lowered, lowered.compile(), device())[1], checked(None))
 
 
 @pytest.mark.parametrize("code", [b"", b"nonsense", None])
 def test_what_is_no_machine_code_is_unloadable(code: bytes | None) -> None:
     lowered, compiled = made()
-    blobs = to_blobs(settle(lowered, compiled, device())[1], checked(None))
+    blobs = to_blobs(finalize(lowered, compiled, device())[1], checked(None))
     blobs["executable"] = blobs["executable"][: len(blobs["executable"]) // 2] if code is None else code
     with pytest.raises(Unloadable):
         from_blobs(blobs, OUTPUTS, "", HOST)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fused_eager.fusion_rules.axes import (
     again,
-    apart,
     average,
     axes_of,
     axis_of,
@@ -18,6 +17,7 @@ from fused_eager.fusion_rules.axes import (
     index_along,
     moments,
     quotient,
+    separated,
 )
 from fused_eager.fusion_rules.lowering import Context
 from fused_eager.fusion_rules.platforms import lowering_for
@@ -85,7 +85,7 @@ def test_barriers_change_no_value() -> None:
         return x - x.max(1, keepdims=True)
 
     def cut(x: Any) -> Any:
-        return again(x)[0] - apart(context(), x, x.max(1, keepdims=True))[0]
+        return again(x)[0] - separated(context(), x, x.max(1, keepdims=True))[0]
 
     assert np.array_equal(jax.jit(plain)(x), jax.jit(cut)(x))
 
@@ -95,7 +95,7 @@ def test_loops_are_cut_on_cpu_for_arrays_that_fit_a_cache() -> None:
 
     def cuts(x: Any, platform: str) -> int:
         with lowering_for(platform):
-            text = str(jax.make_jaxpr(lambda x: apart(context(), x, x.max(1, keepdims=True)))(x))
+            text = str(jax.make_jaxpr(lambda x: separated(context(), x, x.max(1, keepdims=True)))(x))
         return text.count("optimization_barrier")
 
     assert cuts(small, "cpu") == 1 and cuts(large, "cpu") == 0 and cuts(small, "cuda") == 0
