@@ -70,7 +70,7 @@ SECTIONS = {
     "waits": "Waits",
     "cuts": "Where work was cut",
     "choices": "The faster way, measured",
-    "contests": "Calls that ATen runs between regions, as it is faster there",
+    "op-choices": "Calls that ATen runs between regions, as it is faster there",
     "islands": "Ops that ran natively",
     "regions": "Regions",
     "modules": "Modules",
@@ -100,7 +100,7 @@ def test_each_section_is_there_and_told_to_screen_readers(page: Page) -> None:
     assert all(name for role, name in tree if role in ("button", "searchbox", "image", "columnheader"))
 
 
-TABLES = [(s, i) for s, n in [("compilations", 7), ("waits", 6), ("cuts", 6), ("choices", 5), ("contests", 4),
+TABLES = [(s, i) for s, n in [("compilations", 7), ("waits", 6), ("cuts", 6), ("choices", 5), ("op-choices", 4),
                               ("islands", 4), ("regions", 10), ("modules", 3)] for i in range(n)]  # fmt: skip
 
 
