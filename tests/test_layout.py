@@ -83,7 +83,11 @@ RUNTIME = [path for path in (ROOT / "fused_eager").rglob("*.py") if path.name !=
 # What is imported of a later one all the same, by module: for types, or once it is asked for.
 LATE = {
     "fused_eager/__init__.py": ("fused_eager",),  # the face of all
-    "fused_eager/frontends/device/registration.py": ("fused_eager.frontends",),  # what comes with the device
+    # What comes with the device.
+    "fused_eager/frontends/device/registration.py": (
+        "fused_eager.frontends.collectives",
+        "fused_eager.frontends.kernels",
+    ),
     "fused_eager/tpu.py": ("fused_eager.frontends.device",),  # a name for its registration
     "fused_eager/frontends/context/context.py": ("fused_eager.reporting.writer",),
     "fused_eager/frontends/device/doors.py": ("fused_eager.reporting.writer",),
