@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,7 +14,8 @@ from fused_eager.fusion_rules.platforms import lowering_for
 from jax.extend.core import jaxpr_as_fun
 
 from fused_eager.frontends.kernels.platforms import kernels, prepared
-from fused_eager.targets import topology
+
+from .for_a_tpu import kernels_in, needs_its_compiler
 
 families.load()
 
@@ -76,31 +74,16 @@ def test_what_the_kernel_does_not_take_is_computed_as_everywhere(why: str) -> No
 
 
 FOR_A_TPU = """
-import jax
-from fused_eager.compiling.compile import tracing_for
-from fused_eager.fusion_rules import families
 from fused_eager.fusion_rules.lower_attention import attend, attend_backward
-from fused_eager.targets.device import TargetDevice
-from fused_eager.targets.target import Target
-families.load()
-device = TargetDevice(Target.parse("v5e:2x2"))
-place = jax.sharding.SingleDeviceSharding(device.xla)
 def both(q, k, v, grad):
     out, lse = attend(q, k, v, None, True, None)
     return attend_backward(grad, q, k, v, out.astype(q.dtype), lse, None, True, None)
 for dtype, width in (("bfloat16", 64), ("float32", 128)):
     form = jax.ShapeDtypeStruct((1, 2, 600, width), dtype, sharding=place)
-    with tracing_for(device):
-        made = jax.jit(both).lower(form, form, form, form).compile()
-    print(made.as_text().count('custom_call_target="tpu_custom_call"'))
+    count_kernels(both, form, form, form, form)
 """
 
 
-@pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
+@needs_its_compiler
 def test_xlas_compiler_for_tpus_takes_the_kernel() -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
-    done = subprocess.run(
-        [sys.executable, "-c", FOR_A_TPU], env={**inherited, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.stdout.split() == ["3", "3"], done.stderr[-3000:]
+    assert kernels_in(FOR_A_TPU) == ["3", "3"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,7 +14,8 @@ from fused_eager.fusion_rules.platforms import lowering_for
 from jax.extend.core import jaxpr_as_fun
 
 from fused_eager.frontends.kernels.platforms import kernels, prepared
-from fused_eager.targets import topology
+
+from .for_a_tpu import kernels_in, needs_its_compiler
 
 families.load()
 
@@ -43,28 +41,13 @@ def test_the_kernels_compute_what_is_computed_everywhere(rows: int, offsets: lis
 
 
 FOR_A_TPU = """
-import jax
-from fused_eager.compiling.compile import tracing_for
-from fused_eager.fusion_rules import families
-from fused_eager.targets.device import TargetDevice
-from fused_eager.targets.target import Target
 from tests.fusion_rules.xla_tpu.test_grouped import both
-families.load()
-device = TargetDevice(Target.parse("v5e:2x2"))
-place = jax.sharding.SingleDeviceSharding(device.xla)
 for dtype in ("bfloat16", "float32"):
     given = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape in ((600, 256), (4, 256, 384), (600, 384))]
-    with tracing_for(device):
-        made = jax.jit(both).lower(*given, jax.ShapeDtypeStruct((4,), "int32", sharding=place)).compile()
-    print(made.as_text().count('custom_call_target="tpu_custom_call"'))
+    count_kernels(both, *given, jax.ShapeDtypeStruct((4,), "int32", sharding=place))
 """
 
 
-@pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
+@needs_its_compiler
 def test_xlas_compiler_for_tpus_takes_the_kernels() -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
-    done = subprocess.run(
-        [sys.executable, "-c", FOR_A_TPU], env={**inherited, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.stdout.split() == ["2", "2"], done.stderr[-3000:]
+    assert kernels_in(FOR_A_TPU) == ["2", "2"]
