@@ -110,8 +110,7 @@ class Allowance:
         seconds = time.perf_counter() - seen.seconds - begun
         if not (seen.written or seen.followed):
             seen.granted = max(self.look(), 0.0)
-        self.saved -= seconds
-        self.purse -= seconds
+        self.spend(seconds)
         if self._left < 0 and ops == 1:
             return True
         if not is_new:
@@ -123,7 +122,7 @@ class Allowance:
         return seen.written > max(seen.granted, seen.followed) + self._share * seen.seconds
 
     def spend(self, seconds: float) -> None:
-        """So much has gone into what is done for a shadowed stream at its end."""
+        """So much has gone into what is done for a shadowed stream."""
         self.saved -= seconds
         self.purse -= seconds
 
