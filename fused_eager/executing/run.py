@@ -308,7 +308,10 @@ def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
     run = execution.run
     if execution.validates:
         validate.assigned(pairs, execution.values)
+    shared = execution.ready.plan.shared
     for b, vid in pairs:
+        if vid in shared:  # a region that may still be running: memory that the program writes waits for it
+            execution.launch.reading.setdefault(b.cdata)
         run.assigned.append((b, vid, b.previous, b.origin))
         b.array = as_array(execution.values[vid], execution.device)
         b.stream = b.previous = None

@@ -60,10 +60,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Regions in the order in which they run; `drops[i]` are the values nobody needs after region i."""
+    """Regions in the order in which they run; `drops[i]` are the values nobody needs after region i. Those in `shared`
+    the program sees, and a region that follows reads them while it does."""
 
     regions: tuple[Region, ...]
     drops: tuple[tuple[int, ...], ...]
+    shared: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         lines = []
@@ -281,7 +283,8 @@ def _connect(
         continues = g > 0 and groups[g - 1][2].code in _CONTINUED
         regions.append(Region(tuple(members), tuple(inputs), tuple(outputs), donated, how, why, continues))
         drops.append(tuple(dying))
-    return Plan(tuple(regions), tuple(drops))
+    handed = {v for r in regions if r.how == "xla" for v in r.inputs if v in made_in}
+    return Plan(tuple(regions), tuple(drops), live & handed)
 
 
 def validate(

@@ -347,6 +347,24 @@ def test_changing_numbers_are_data() -> None:
     assert len(seen) <= 2
 
 
+def test_what_a_region_that_still_runs_reads_is_not_written() -> None:
+    """It was handed over by a region of the same flush, so no input of it tells."""
+    x, m = torch.rand(500, 500), torch.rand(500, 500) / 500
+
+    def program() -> tuple[torch.Tensor, torch.Tensor]:
+        early, late = x + 1, m
+        for _ in range(8):
+            late = (late @ m).tanh()
+        return early, late + early
+
+    expected = program()[1]
+    with fused_eager(compile="wait", max_region=2):
+        for _ in range(2):
+            early, late = program()
+            early.numpy()[:] = 0
+            torch.testing.assert_close(late, expected)
+
+
 def test_inputs_left_on_the_device_stay_there() -> None:
     with fused_eager():
         y = torch.ones(33) * 2
