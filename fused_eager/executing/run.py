@@ -203,6 +203,15 @@ def flush(stream: Stream, reason: Reason) -> None:
             stream.reset()
 
 
+def flush_first(buffers: Sequence[Buffer], reason: Reason) -> None:
+    """Run what makes these buffers' values, and after that what else is pending in their streams, which runs while
+    they are in use. Streams in which none of them is pending stay as they are. The caller holds the lock; raises as
+    `flush`."""
+    for stream in list({id(b.stream): b.stream for b in buffers if isinstance(b.stream, Stream)}.values()):
+        stream.urgent = frozenset(b.vid for b in buffers if b.stream is stream)
+        flush(stream, reason)
+
+
 def run_ahead(stream: Stream, ready: Ready, donatable: frozenset[int], reason: Reason) -> dict[int, Any]:
     """Run a stream that was recorded and planned ahead, under the runtime's lock: its inputs are in native memory, and
     no storage waits for its values. Returns those, their checks passed.
@@ -361,5 +370,5 @@ def peek(b: Buffer, reason: Reason) -> torch.Tensor:
 # The first line: what other modules know from here of `deferred_checks`.
 __all__ = [
     *("DEFERRED", "check", "lost", "wait"),
-    *("compute", "flush", "peek", "run_ahead", "run_alone", "values_needed", "withdraw"),
+    *("compute", "flush", "flush_first", "peek", "run_ahead", "run_alone", "values_needed", "withdraw"),
 ]

@@ -61,7 +61,7 @@ CODES: dict[str, Code] = {
         ),
         Code(
             "sync.collective",
-            "a collective of a device's tensors reads their values on the host",
+            "a collective reads values, and those of a device's tensors on the host",
             "fewer and larger collectives: a bucket instead of a tensor each",
             "for p in model.parameters():\n    dist.all_reduce(p.grad)",
             "model = DistributedDataParallel(model)  # all-reduces buckets while backward runs",

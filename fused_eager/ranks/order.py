@@ -18,9 +18,12 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .channel import StoreGone
 from .faults import Fault
 from .heartbeat import Heartbeat
+from .table import Collective
 
 KEPT = 4096  # numbers of a group whose hashes stay in the store: a rank that only sends may run ahead
 
@@ -38,6 +41,23 @@ class _Of:
 
 _lock = threading.Lock()
 _groups: dict[tuple[int, str], _Of] = {}
+
+
+_HOST = torch.device("cpu")
+_sent: dict[str, int] = {}  # by a group's name: how often this rank has sent or received in it
+
+
+def numbered(group: Any, row: Collective) -> int | None:
+    """Which collective of its group one is that is about to be called, the same number on all ranks; None of what is
+    sent between two, and where the group does not count. Gloo counts what nobody else sees, and what is sent."""
+    name = group.group_name
+    if not row.is_for_all:
+        _sent[name] = _sent.get(name, 0) + 1
+        return None
+    try:
+        return int(group._get_backend(_HOST)._get_sequence_number_for_group()) - _sent.get(name, 0)
+    except RuntimeError:
+        return None
 
 
 def passed(beat: Heartbeat, group: str) -> None:

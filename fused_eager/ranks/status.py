@@ -26,8 +26,9 @@ from ..log import site
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "frontends", "collectives") + os.sep
+_WORK = os.path.join(os.path.dirname(__file__), "work.py")
 _CALLS = os.path.join(_TORCH, "distributed", "distributed_c10d.py")
-_SURE = (_CALLS, os.path.join(_TORCH, "distributed", "_functional_collectives.py"), _OURS)
+_SURE = (_CALLS, os.path.join(_TORCH, "distributed", "_functional_collectives.py"), _OURS, _WORK)
 _USERS = (os.path.join(_TORCH, "distributed") + os.sep, os.path.join(_TORCH, "nn", "parallel") + os.sep)
 _WRAPS = os.path.join(_TORCH, "distributed", "c10d_logger.py")
 IDLE = 0.2  # of a core: a process that takes less of it waits

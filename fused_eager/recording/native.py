@@ -115,6 +115,12 @@ def run_tiny(info: OpInfo, args: Any, kwargs: dict[str, Any], written: list[torc
     return call(info.op, args, kwargs)
 
 
+def buffers_of(values: list[Any]) -> list[Buffer]:
+    """The buffers of the tensors among these values; of those in memory there are none."""
+    storages = [storage_of(t) for t in values if isinstance(t, torch.Tensor) and torch._C._has_storage(t)]
+    return [b for b in (TABLE.get(storage._cdata) for storage in storages) if b is not None]
+
+
 def _write_targets(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     chosen = [args[i] if i < len(args) else kwargs.get(info.names[i]) for i in info.written]
     return [t for t in leaves(chosen) if isinstance(t, torch.Tensor) and torch._C._has_storage(t)]
@@ -142,11 +148,11 @@ def run_through(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any],
 
 def run_at_once(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> Any:
     """Settle the arguments and run the op through ATen."""
-    _make_ready(info, args, kwargs, reason)
+    make_ready(info, args, kwargs, reason)
     return call(info.op, args, kwargs)
 
 
-def _make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> None:
+def make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) -> None:
     """What an op needs to run at once: its arguments finished, and what it writes read by whoever was to read it."""
     materialize([args, kwargs], reason)
     for t in _write_targets(info, args, kwargs):
@@ -178,7 +184,9 @@ def run_free(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any], wh
         if stream.unfinished is not None:
             run.flush(stream, Reason("cut.full", "after an interrupt"))
         _tell(stream, info, args, kwargs, why)
-        _make_ready(info, args, kwargs, Reason("sync.island", f"{info.op}: {why}"))
+        reason = Reason("sync.island", f"{info.op}: {why}")
+        run.flush_first(buffers_of(list(leaves([args, kwargs]))), reason)
+        make_ready(info, args, kwargs, reason)
     with functions_shown():
         out = call(info.op, args, kwargs)
     with LOCK:

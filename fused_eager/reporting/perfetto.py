@@ -23,7 +23,7 @@ def trace(processes: Sequence[Process]) -> dict[str, Any]:
     for number, process in enumerate(processes):
         offset = process.wall - base if process.wall else 0.0
         events.append(_meta("process_name", number, 0, f"{process.name} ({process.start.get('host', 'here')})"))
-        threads = sorted({e.thread for e in process.events})
+        threads = sorted({e.thread for e in process.events if e.kind != "collective"})  # else gloo's are among them
         for thread in threads:
             for track, name in enumerate(_TRACKS):
                 label = name if len(threads) == 1 else f"thread {thread}: {name}"
@@ -74,6 +74,12 @@ def _of(e: Event, pid: int, offset: float, regions: dict[tuple[int, int], str]) 
     if e.kind == "run":
         name = regions.get((d["plan"], d["region"]), f"plan {d['plan']}, region {d['region']}")
         return [slice_(name, e.time - d["seconds"], d["seconds"], 2, how=d["how"], plan=d["plan"])]
+    if e.kind == "collective":  # several are under way at once
+        began, name = offset + e.time - d["seconds"], f"{d['op'].strip('_')} at {short(d['site'])}"
+        of = {"cat": e.kind, "pid": pid, "tid": tid, "name": name, "id": f"{d['group']}/{d.get('sequence')}/{began}"}
+        told = {name: d.get(name) for name in ("group", "sequence", "bytes", "ranks", "fetch_s", "wait_s")}
+        begins = {"ph": "b", **of, "ts": round(began * 1e6, 3), "args": {**told, "line": d["site"]}}
+        return [begins, {"ph": "e", **of, "ts": round((offset + e.time) * 1e6, 3)}]
     if e.kind == "island":
         moment = {"ph": "i", "s": "t", "name": f"island: {d['op']}", "cat": "island", "pid": pid, "tid": tid}
         return [{**moment, "ts": round((offset + e.time) * 1e6, 3), "args": {"why": d["reason"], "line": d["site"]}}]

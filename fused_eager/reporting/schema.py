@@ -302,15 +302,16 @@ KINDS: dict[str, Kind] = {
         ),
         Kind(
             "collective",
-            "A collective of a device's tensors has been done: started, carried out by the host's group, and its "
-            "results put on the device.",
+            "A collective has been done: started, carried out by the group, and, of a device's tensors, its results "
+            "put on the device.",
             (
                 Field("op", "text", "the op of c10d"),
                 Field("group", "text", "torch's name of the process group"),
+                Field("sequence", "integer or null", "its number in the group, the same on all ranks; null: none"),
                 Field("bytes", "integer", "of all tensors that this rank gave it"),
                 Field("ranks", "integer", "how many there are in the group"),
                 Field("seconds", "number", "from its start to its results; the program may have gone on meanwhile"),
-                Field("fetch_s", "number", "before it: until what it reads was computed and on the host"),
+                Field("fetch_s", "number", "before it: until what it reads was computed, and on the host"),
                 Field("wait_s", "number or null", "for so long the program stood still for it; null: it waited in C++"),
                 Field("site", "text", "the line"),
             ),

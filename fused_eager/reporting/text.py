@@ -209,7 +209,7 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         for i in top(f.islands, "count", ROWS):
             lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
     if f.collectives:
-        lines += ["", "Collectives of device tensors (how often; of each: bytes, time, fetching, waiting, overlap):"]
+        lines += ["", "Collectives (how often; of each: bytes, time, fetching, waiting, overlap):"]
         for each in top(list(f.collectives.values()), "seconds", ROWS):
             took = [duration(of / each.count) for of in (each.seconds, each.fetch_s, each.wait_s)]
             took[2] = took[2] if each.watched_s else "?"

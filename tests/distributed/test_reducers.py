@@ -52,17 +52,17 @@ def flushes(**options: Any) -> Counter[str]:
 
 
 def test_a_bucket_costs_one_flush() -> None:
-    assert flushes() == {"sync.island": 1, "cut.backward": 1}
+    assert flushes() == {"sync.collective": 1, "cut.backward": 1}
 
 
 def test_so_do_several_buckets() -> None:
     """A kilobyte is one layer."""
-    assert flushes(bucket_cap_mb=0.001, gradient_as_bucket_view=True) == {"sync.island": FOUR}
+    assert flushes(bucket_cap_mb=0.001, gradient_as_bucket_view=True) == {"sync.collective": FOUR}
 
 
 def test_looking_for_unused_parameters_costs_one_more() -> None:
     """The reducer goes through those at the first gradient, and the map of the used ones is reduced as well."""
-    assert flushes(find_unused_parameters=True) == {"sync.memory": 1, "sync.island": 2, "cut.backward": 1}
+    assert flushes(find_unused_parameters=True) == {"sync.memory": 1, "sync.collective": 2, "cut.backward": 1}
 
 
 def hooks(ddp: nn.Module) -> int:

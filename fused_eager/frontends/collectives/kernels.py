@@ -21,17 +21,16 @@ from ...config import resolve
 from ...devices.buffer import LOCK
 from ...executing import run
 from ...log import site
-from ...log.events import LOG
 from ...log.reasons import Reason
 from ...log.site import Site
 from ...quiet import as_eager, as_kernel, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
+from ...ranks.work import FollowedWork, described, told
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
 from . import lacking, reducers
-from .work import FollowedWork
 
 Tensor = torch.Tensor
 
@@ -81,33 +80,7 @@ def _run_what_is_read(row: Collective, given: dict[str, Any], reason: Reason) ->
     """Have run what the collective reads, and after that what else is pending: that runs while values are sent."""
     named = [given.get(name) for name in (*row.reads, *row.updates)]
     with LOCK:
-        for door in DOORS:
-            buffers = [door.buffer_of(t) for t in leaves(named) if is_ours(t) and t.get_device() == door.device.index]
-            urgent = frozenset(b.vid for b in buffers if b.stream is door.stream)
-            if urgent:
-                door.stream.urgent = urgent
-                run.flush(door.stream, reason)
-
-
-def _finish(row: Collective, copies: Copies, group: Any, fetched: float) -> Callable[[float | None], list[Tensor]]:
-    """What is done when the group has done its part, which begins now; `fetched` seconds went before it.
-
-    It does not hold the group: one of gloo's threads may be the last to let go of this, and a group that ends in a
-    thread of its own ends the process.
-    """
-    place, nbytes, started = str(copies.reason.site), copies.nbytes, time.monotonic()
-    name, size = group.group_name, group.size()
-
-    def finish(waited: float | None) -> list[Tensor]:
-        results = copies.put_back()
-        seconds = time.monotonic() - started
-        LOG.emit(
-            "collective", op=row.op, group=name, bytes=nbytes, ranks=size, seconds=seconds,
-            fetch_s=fetched, wait_s=waited, site=place,
-        )  # fmt: skip
-        return results
-
-    return finish
+        run.flush_first([DOORS[t.get_device()].buffer_of(t) for t in leaves(named) if is_ours(t)], reason)
 
 
 def _kernel(row: Collective) -> Callable[..., Any]:
@@ -124,14 +97,20 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         _run_what_is_read(row, given, copies.reason)
         named = {name: copies.of(name, value) for name, value in given.items()}
         named["process_group"] = serving.boxed()
-        finish = _finish(row, copies, group, time.monotonic() - began)
-        with job.explained(lambda: f"calls {row.op.strip('_')} at {copies.reason.site}"):
+        place = str(copies.reason.site)
+        ended = told(row, serving, copies.nbytes, time.monotonic() - began, place)
+
+        def finish(waited: float | None) -> list[Tensor]:
+            results = copies.put_back()
+            ended(waited)
+            return results
+
+        with job.explained(lambda: f"calls {row.op.strip('_')} at {place}"):
             out = op(**named)
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
-        told = f"{row.op.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {copies.reason.site}"
-        work = FollowedWork(c10d.Work.unbox(boxed), finish, told).boxed()
+        work = FollowedWork(c10d.Work.unbox(boxed), finish, described(row, group, place)).boxed()
         return (given[names[0]], work) if isinstance(out, tuple) else work
 
     return kernel

@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...log import site
-from .work import FollowedWork
+from ...ranks.work import FollowedWork
 
 Tensor = torch.Tensor
 

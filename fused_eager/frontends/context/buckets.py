@@ -15,7 +15,6 @@ from ...executing import materialize as materializing
 from ...log.reasons import Reason
 
 LOOKS = Reason("sync.memory", "the reducer of DistributedDataParallel looks at gradients")
-_FULL = Reason("sync.island", "a bucket of DistributedDataParallel is full")
 
 
 class HasBuckets(Protocol):
@@ -55,10 +54,14 @@ def materialize(storages: Iterator[torch.UntypedStorage], reason: Reason = LOOKS
             materializing.materialize(b, reason)
 
 
-def finish_buckets() -> None:
-    """A collective starts while a reducer runs: what follows it may be done in another thread, as in hooks that
-    compress, so all of the reducer's buckets are finished first."""
+def pending() -> list[Buffer]:
+    """What is open of a reducer's buckets while it runs in this thread, where their values are not in memory yet."""
     reducer = CURRENT.reducer
-    if reducer is not None:
-        with LOCK:
-            materialize(reducer.buckets(), _FULL)
+    found = () if reducer is None else (TABLE.get(storage._cdata) for storage in reducer.buckets())
+    return [b for b in found if b is not None]
+
+
+def finish(reason: Reason) -> None:
+    """Have the values of all these in memory. The caller holds the lock."""
+    for b in pending():
+        materializing.materialize(b, reason)

@@ -179,7 +179,7 @@ class FrontDoor(Bypass):
             return profiled.through(func, args, kwargs) if profiled.on else func(*args, **kwargs)
         if kind is Kind.CUSTOM:
             if info.op.namespace in collectives.NAMESPACES:
-                return collectives.call(stream, info, args, kwargs)
+                return collectives.run_collective(stream, info, args, kwargs, lambda: self)
             # Not under the lock: a collective may wait for another process, and that for a thread of this one.
             return native.run_free(stream, info, args, kwargs, "a custom op may do more than compute")
         with LOCK:

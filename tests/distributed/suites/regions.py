@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fused_eager import current_mode
 from fused_eager.log.events import LOG
 
 from . import RANK, WORLD, program, waves
@@ -96,6 +97,7 @@ def what_is_not_read_runs_meanwhile(d: str) -> Any:
             other = (other @ other).tanh()
         dist.all_reduce(total.mul_(2))
         flushes = [e.data for e in LOG.of("flush") if e.data["reason"] == "sync.collective"]
-        assert d == "cpu" or [(f["ops"], f["regions"]) for f in flushes] == [(13, 2)], flushes
+        plain = d == "cpu" and current_mode() == "off"
+        assert plain or [f["regions"] for f in flushes] == [2], flushes
         found += [total, other]
     return found

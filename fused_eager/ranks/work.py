@@ -1,4 +1,4 @@
-"""The work of a collective whose results are not yet where they belong when the group is done with it."""
+"""The work of a collective: what is done when the group is done with it, and what the event log is told of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,42 @@ from typing import Any, ClassVar
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ...errors import FusedEagerError
-from ...ranks import job
+from ..errors import FusedEagerError
+from ..log.events import LOG
+from . import job, order
+from .table import Collective
 
 Tensor = torch.Tensor
+Finish = Callable[[float | None], list[Tensor] | None]
+_THEN = torch._C.Future.then  # a context has one of its own, for what the program hangs on a future
+
+
+def told(row: Collective, group: Any, nbytes: int, fetched: float, place: str) -> Callable[[float | None], None]:
+    """What tells the event log of a collective that begins now, once it has ended.
+
+    It does not hold the group: one of gloo's threads may be the last to let go of this, and a group that ends in a
+    thread of its own ends the process.
+
+    Arguments:
+        nbytes: of all tensors that it takes.
+        fetched: the seconds that went before it, for what it reads.
+        place: the program's line.
+    """
+    name, size, started = group.group_name, group.size(), time.monotonic()
+    number = order.numbered(group, row)
+
+    def ended(waited: float | None) -> None:
+        LOG.emit(
+            "collective", op=row.op, group=name, sequence=number, bytes=nbytes, ranks=size,
+            seconds=time.monotonic() - started, fetch_s=fetched, wait_s=waited, site=place,
+        )  # fmt: skip
+
+    return ended
+
+
+def described(row: Collective, group: Any, place: str) -> str:
+    """A collective for errors: "allreduce of rank 0 in a group of 2, at train.py:12"."""
+    return f"{row.op.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {place}"
 
 
 class FollowedWork(c10d.Work):
@@ -23,29 +55,37 @@ class FollowedWork(c10d.Work):
 
     Arguments:
         work: the group's.
-        finish: puts the results where they belong, and returns the tensors that were written. It is told for how many
-            seconds the program has stood still for it; None where it waits in C++.
+        finish: puts the results where they belong, and returns the tensors that were written; None if they are where
+            the group has put them. It is told for how many seconds the program has stood still for it; None where it
+            waits in C++.
         told: what the collective is and where it was called, for errors.
+        is_pythons: C++ hands it to Python and does not keep it. Nobody need wait for what is sent.
 
-    C++ holds its own half alone, which without this one would wait forever: it is kept until it is finished.
+    C++ may hold its own half alone, which without this one would wait forever: it is kept until it is finished.
     """
 
     _kept: ClassVar[set[FollowedWork]] = set()
+    _handed: ClassVar[Any] = threading.local()  # in each thread the last one that is on its way to Python
 
-    def __init__(self, work: Any, finish: Callable[[float | None], list[Tensor]], told: str):
+    def __init__(self, work: Any, finish: Finish, told: str, is_pythons: bool = False):
         super().__init__()
         self._work, self._finish, self._told = work, finish, told
         self._once = threading.Lock()
-        self._results: list[Tensor] | None = None
+        self._is_finished = False
+        self._results: list[Tensor] | None = None  # None: those of the group's work
         self._future: Any = None
-        self._kept.add(self)
+        if is_pythons:
+            self._handed.last = self
+        else:
+            self._kept.add(self)
 
-    def _finished(self, waited: float | None = None) -> list[Tensor]:
+    def _finished(self, waited: float | None = None) -> list[Tensor] | None:
         with self._once:
-            if self._results is None:
+            if not self._is_finished:
                 try:
                     with torch.no_grad():
                         self._results = self._finish(waited)
+                    self._is_finished = True
                 finally:
                     self._kept.discard(self)
         return self._results
@@ -56,7 +96,7 @@ class FollowedWork(c10d.Work):
         Raises:
             RuntimeError: what the host's group raises, where a rank has gone or time is over.
         """
-        if self._results is None:
+        if not self._is_finished:
             began = time.monotonic()
             try:
                 self._work.wait(timeout) if timeout else self._work.wait()
@@ -71,11 +111,11 @@ class FollowedWork(c10d.Work):
 
     def is_completed(self) -> bool:
         """Whether `wait` would not have to wait for other ranks."""
-        return self._results is not None or bool(self._work.is_completed())
+        return self._is_finished or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
         """Whether it has been completed without an error."""
-        return self._results is not None or bool(self._work.is_success())
+        return self._is_finished or bool(self._work.is_success())
 
     def exception(self) -> Any:
         """What the host's group failed with, if it has."""
@@ -90,24 +130,26 @@ class FollowedWork(c10d.Work):
     def result(self) -> list[Tensor]:
         """The tensors that were written."""
         self.wait()
-        return self._finished()
+        found = self._finished()
+        return list(self._work.result()) if found is None else found
 
     def get_future(self) -> Any:
         """A future of `result`. What the host's group has none for (sending, receiving) is waited for."""
         if self._future is None:
             try:
-                self._future = self._work.get_future().then(self._followed)
+                self._future = _THEN(self._work.get_future(), self._followed)
             except RuntimeError:
                 self._future = torch.futures.Future()
                 self._future.set_result(self.result())
         return self._future
 
-    def _followed(self, done: Any) -> list[Tensor]:
+    def _followed(self, done: Any) -> Any:
         try:
-            done.value()  # raises what the group raised
+            value = done.value()  # raises what the group raised
         except BaseException as error:
             raise self._failed(error) from error
-        return self._finished()
+        found = self._finished()
+        return value if found is None else found
 
     def _failed(self, error: BaseException) -> BaseException:
         """The group's error, with the collective and the program's line before its words; or, where another rank is
