@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fused_eager import fused_eager
+
 from .programs import check, in_process
 
 
@@ -70,6 +72,42 @@ def test_script_that_reads_in_the_interpreter(function: Any, mode: str, capfd: p
     check(program, mode)
     plain, *ours = capfd.readouterr().out.split("CPUFloatType{3} ]\n")
     assert all(printed == plain for printed in ours[:-1])
+
+
+def too_wide(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(3)
+
+
+def of_no_kernel(x: torch.Tensor) -> torch.Tensor:
+    return x.sparse_mask(x)
+
+
+def in_a_list(x: torch.Tensor) -> list[torch.Tensor]:
+    return torch._foreach_add([x], [x, x])
+
+
+@torch.jit.ignore
+def caught(x):  # TorchScript does not find what annotations name here
+    with pytest.raises(RuntimeError):
+        x @ torch.ones(7, 7)
+    return x
+
+
+def after_another(x: torch.Tensor) -> torch.Tensor:
+    return caught(x) + torch.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [too_wide, of_no_kernel, in_a_list, after_another])
+def test_an_error_in_scripted_code_has_its_words(function: Any, mode: str) -> None:
+    """The interpreter quotes exceptions of C++; one of Python, as what a mode raises, it quotes without its words."""
+    scripted = torch.jit.script(function)
+    x = torch.arange(4.0)
+    with pytest.raises(RuntimeError) as plain:
+        scripted(x)
+    with fused_eager(mode=mode), pytest.raises(RuntimeError) as ours:
+        scripted(x * 2)
+    assert (ours.type, str(ours.value)) == (plain.type, str(plain.value))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -60,6 +60,7 @@ class FrontDoor(Bypass):
         self.open = True  # whether threads that are started may still enter in its name
         self.parked = 0.0  # when its context was left last, if it is parked (`parking`)
         self.keeps_subnormals = False  # the program has asked for them in this context (`subnormals`)
+        self.raised: list[BaseException] | None = None  # what an op has, last, in a call that forgets it (`tracers`)
 
     def reopen(self, config: Config) -> None:
         """A context is entered again for which this one was kept. How its streams fared it still knows."""
@@ -102,8 +103,8 @@ class FrontDoor(Bypass):
             gc.disable()
         try:
             return self._dispatch(func, types, args, kwargs)
-        except RuntimeError as error:
-            if (given := _with_tensors(func, args, kwargs, error)) is None:
+        except BaseException as error:
+            if (given := self._given_again(func, args, kwargs, error)) is None:
                 raise
             return self._dispatch(func, types, *given)
         finally:
@@ -117,14 +118,21 @@ class FrontDoor(Bypass):
         try:
             with profiled.hidden():
                 return self._dispatch(func, types, args, kwargs)
-        except RuntimeError as error:
-            if (given := _with_tensors(func, args, kwargs, error)) is None:
+        except BaseException as error:
+            if (given := self._given_again(func, args, kwargs, error)) is None:
                 raise
             with profiled.hidden():
                 return self._dispatch(func, types, *given)
         finally:
             if collected:
                 gc.enable()
+
+    def _given_again(self, func: Any, args: Any, kwargs: Any, error: BaseException) -> tuple[Any, Any] | None:
+        """Of a call that has raised: `_with_tensors`, or None, where the exception goes on."""
+        given = _with_tensors(func, args, kwargs, error)
+        if given is None and self.raised is not None:
+            self.raised[:] = [error]
+        return given
 
     def _begin(self, func: Any, args: Any) -> None:
         """The first op since the last boundary."""
@@ -317,11 +325,15 @@ class FrontDoor(Bypass):
         return out
 
 
-def _with_tensors(func: Any, args: Any, kwargs: Any, error: RuntimeError) -> tuple[Any, Any] | None:
+def _with_tensors(func: Any, args: Any, kwargs: Any, error: BaseException) -> tuple[Any, Any] | None:
     """The arguments of a call that torch has refused for a number in the place of a tensor, with tensors there; None if
     it was refused for anything else. C++ that works with a number as a tensor gives modes the number, and most ops
     take none back."""
-    if "Expected a value of type 'Tensor'" not in str(error) or not isinstance(func, OpOverload):
+    if (
+        not isinstance(error, RuntimeError)
+        or "Expected a value of type 'Tensor'" not in str(error)
+        or not isinstance(func, OpOverload)
+    ):
         return None
     made = []
 

@@ -52,7 +52,7 @@ def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         if hasattr(owner, name):  # not all of them are in each torch
             yield owner, name, torchscript_alone
     for owner in CALLS:
-        yield owner, "__call__", alone_if_it_reads
+        yield owner, "__call__", in_its_words
 
 
 def leave_us_out() -> None:
@@ -151,6 +151,39 @@ def alone_if_it_reads(original: Callable[..., Any]) -> Callable[..., Any]:
         if reads is None:
             reads = _reads[script] = _has_reads(script)
         return (alone if reads else original)(script, *args, **kwargs)
+
+    return call
+
+
+# The interpreter quotes a C++ exception; of one of Python's, as what a mode raises, it knows the type alone.
+_WORDLESS = "RuntimeError: \n"
+
+
+def in_its_words(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls scripted code as `alone_if_it_reads` does; what an op raises in it has the words that eager gives."""
+    inner = alone_if_it_reads(original)
+
+    @functools.wraps(original)
+    def call(script: Any, /, *args: Any, **kwargs: Any) -> Any:
+        door = current_door()
+        if door is None:
+            return inner(script, *args, **kwargs)
+        outer, door.raised = door.raised, []
+        try:
+            return inner(script, *args, **kwargs)
+        except RuntimeError as error:
+            if not door.raised or not str(error).endswith(_WORDLESS):
+                raise
+            cause = door.raised[0]
+            if not isinstance(cause, Exception):  # Ctrl-C
+                raise cause from None
+            kind = NotImplementedError if isinstance(cause, NotImplementedError) else RuntimeError
+            said = kind(f"{str(error).removesuffix(_WORDLESS)}RuntimeError: {cause}\n")
+            for note in getattr(cause, "__notes__", ()):
+                said.add_note(note)
+            raise said.with_traceback(error.__traceback__) from None
+        finally:
+            door.raised = outer
 
     return call
 
