@@ -84,11 +84,13 @@ def nll_loss_forward(
 ) -> tuple[Any, Any]:
     t = _Targets(cx, self, target, weight, ignore_index)
     # An ignored target may stand beside an infinite input: 0 times it would be NaN.
-    losses = where(t.kept, -t.pick(self) * t.weight, np.zeros((), t.wide))
+    zero = np.zeros((), t.wide)
     if reduction == NONE and self.ndim > 1:
-        return losses.reshape(cx.out[0].shape), zeros((), t.wide)
+        return where(t.kept, -t.pick(self) * t.weight, zero).reshape(cx.out[0].shape), zeros((), t.wide)
     every = tuple(range(self.ndim))
-    total, loss = lax.reduce_sum(t.weight, every), lax.reduce_sum(losses, every)
+    # Taken from 0, as in eager: no loss at all is 0.0 and not -0.0.
+    loss = zero - lax.reduce_sum(where(t.kept, t.pick(self) * t.weight, zero), every)
+    total = lax.reduce_sum(t.weight, every)
     return (loss / total if reduction == MEAN else loss), total
 
 

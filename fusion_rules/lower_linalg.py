@@ -116,9 +116,10 @@ def _bad_minor(a: jax.Array) -> jax.Array:
         pivot = lax.dynamic_index_in_dim(lax.dynamic_index_in_dim(rest, k, -1, False), k, -1, False).real
         bad = ~(pivot > 0)
         info = jnp.where((info == 0) & bad, k.astype(jnp.int32) + 1, info)
-        scale = jnp.where(bad, 1, pivot).astype(rest.dtype)
-        col = lax.dynamic_index_in_dim(rest, k, -1, False) * (real > k)
-        return rest - col[..., :, None] * jnp.conj(col)[..., None, :] / scale[..., None, None], info
+        # The factor's own column: products of entries as they are would underflow, or overflow, where its do not.
+        scale = jnp.sqrt(jnp.where(bad, 1, pivot)).astype(rest.dtype)
+        col = lax.dynamic_index_in_dim(rest, k, -1, False) * (real > k) / scale[..., None]
+        return rest - col[..., :, None] * jnp.conj(col)[..., None, :], info
 
     lower = jnp.tril(a)
     full = lower + _adjoint(jnp.tril(a, -1))
@@ -134,7 +135,10 @@ def _cholesky(a: jax.Array, upper: bool) -> tuple[jax.Array, jax.Array]:
     failed = ~jnp.isfinite(jnp.diagonal(factor, axis1=-2, axis2=-1)).all(-1)
     # XLA says that it failed, not where: looked for only then.
     info = lax.cond(failed.any(), _bad_minor, lambda x: jnp.zeros(x.shape[:-2], jnp.int32), a)
-    factor = jnp.tril(_spoiled(factor, _is_finite(jnp.tril(a)) & ~failed))
+    finite = _is_finite(jnp.tril(a))
+    # Where that rounds to another answer, it is the last one: no factor is NaN without a word.
+    info = jnp.where(failed & finite & (info == 0), np.int32(a.shape[-1]), info)
+    factor = jnp.tril(_spoiled(factor, finite & ~failed))
     return _adjoint(factor) if upper else factor, info
 
 

@@ -70,6 +70,17 @@ def test_cholesky_says_where_it_failed(bad: int, value: float) -> None:
         assert_same_error(A.cholesky.default, x[1], x[1])
 
 
+@pytest.mark.parametrize("number", [1.7 * torch.finfo(torch.float64).tiny, 1e-200, 1e300])
+def test_cholesky_says_that_it_failed_whatever_the_size_of_the_numbers(number: float) -> None:
+    """Products of entries underflow or overflow here where those of the factor's do not."""
+    singular, indefinite = torch.ones(3, 3).double(), torch.tensor([[1.0, 2, 0], [2, 1, 0], [0, 0, 1]]).double()
+    x = torch.stack([singular, indefinite, torch.eye(3).double()]) * number
+    want = A.linalg_cholesky_ex(x)
+    got = lowered(A.linalg_cholesky_ex.default, list(want), x)
+    assert got[1][1:].tolist() == want[1][1:].tolist() == [2, 0]
+    assert bool(got[1][0]) == bool(got[0][0].isnan().any())  # singular: up to rounding
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (2, 5, 3), (3, 5), (2, 0, 3, 3)], ids=str)
 def test_lu(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)

@@ -116,7 +116,7 @@ ACCEPTED: tuple[Accepted, ...] = (
     ),
     Accepted(
         ("cholesky", "linalg.cholesky"),
-        ("raises",),
+        ("raises", "makes NaN"),
         NOT_FINITE,
         "whether a matrix with infinity is refused is up to LAPACK's order of computing; here its factor is NaN",
     ),
@@ -151,6 +151,32 @@ ACCEPTED: tuple[Accepted, ...] = (
         ("raises",),
         ("gradients",),
         "whether a loss is refused for hanging on a phase is a comparison, here of numbers that are none",
+    ),
+    Accepted(
+        ("linalg.eig",),
+        ("overflows",),
+        ("largest", "lowest"),
+        "the eigenvectors of a matrix of one number are a basis but for their rounding, and the gradient divides by it",
+        ("float64",),
+    ),
+    Accepted(
+        ("linalg.inv_ex",),
+        ("infinite",),
+        ("ties",),
+        "of a matrix without an inverse the sign of an infinity is that of the zero that a pivot is",
+    ),
+    Accepted(
+        ("nn.functional.nll_loss",),
+        ("sign of zero",),
+        ("smallest",),
+        "a product is taken from 0 without being rounded: one that is too small is a negative number, and flushed",
+    ),
+    Accepted(
+        ("nn.functional.grid_sample",),
+        ("overflows",),
+        ("gradients",),
+        "incoming gradients are added in float32 where eager adds in the half type: the sum of large ones is finite",
+        ("bfloat16",),
     ),
     Accepted(
         ("linalg.matrix_rank",),
@@ -209,7 +235,7 @@ ACCEPTED: tuple[Accepted, ...] = (
             "nn.functional.conv_transpose3d",
         ),
         ("makes NaN", "overflows", "independent", "infinite for NaN"),
-        NOT_FINITE,
+        (*NOT_FINITE, "gradients"),
         "kernels that multiply the zeros in and around a window as well spread NaN to results that do not depend on "
         "it: those of oneDNN (half types), which float64 is without, and XLA's (groups, dilations) do so elsewhere",
     ),

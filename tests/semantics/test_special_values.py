@@ -52,6 +52,27 @@ def test_nan_is_not_hidden(program: Callable[[], torch.Tensor], mode: str) -> No
     assert torch.equal(want.nan_to_num(), got.nan_to_num())
 
 
+def no_loss_at_all() -> torch.Tensor:
+    f, target = torch.nn.functional, torch.tensor([0, 1])
+    sure = torch.tensor([[0.0, -INF], [-INF, 0.0]])
+    losses = [
+        f.nll_loss(sure[:n].clone(), target[:n], weight, reduction=reduction)
+        for n in (1, 2)
+        for weight in (None, torch.ones(2))
+        for reduction in ("mean", "sum")
+    ]
+    one = f.nll_loss(sure[0], target[0], reduction="none")
+    return torch.stack([*losses, one, f.cross_entropy(sure, target), *f.nll_loss(sure, target, reduction="none")])
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_no_loss_at_all_is_eagers_zero(mode: str) -> None:
+    want = no_loss_at_all()
+    with fused_eager(mode=mode, compile="wait", native="never", progress=False):
+        got = no_loss_at_all()
+    assert not got.any() and got.signbit().equal(want.signbit())
+
+
 def gradients_of_an_infinite_weight(norm: str) -> torch.Tensor:
     y = torch.arange(12.0).reshape(2, 6).sin().requires_grad_()
     weight = torch.tensor([1.0, 2.0, INF, -1.0, 0.5, 3.0])
