@@ -90,6 +90,22 @@ def refused_matrix() -> None:
         pass
 
 
+def too_wide(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(3)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    SCRIPTED = torch.jit.script(too_wide)
+
+
+def refused_in_scripted_code() -> None:
+    try:
+        SCRIPTED(torch.ones(N) * 2)
+    except RuntimeError:
+        pass
+
+
 def copies() -> None:
     x = torch.ones(N) * 2
     copy.deepcopy(x)
@@ -130,7 +146,7 @@ def nothing() -> None:
 
 PROGRAMS = (
     nothing, load, load_what_does_not_fit, train, train_recurrent, hooks, refused, refused_index, refused_matrix,
-    copies, a_thread, a_thread_whose_run_is_replaced, transforms, recomputed,
+    refused_in_scripted_code, copies, a_thread, a_thread_whose_run_is_replaced, transforms, recomputed,
 )  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
     "auto": {"compile": "auto"},

@@ -174,18 +174,22 @@ def in_its_words(original: Callable[..., Any]) -> Callable[..., Any]:
         except RuntimeError as error:
             if not door.raised or not str(error).endswith(_WORDLESS):
                 raise
-            cause = door.raised[0]
-            if not isinstance(cause, Exception):  # Ctrl-C
-                raise cause from None
-            kind = NotImplementedError if isinstance(cause, NotImplementedError) else RuntimeError
-            said = kind(f"{str(error).removesuffix(_WORDLESS)}RuntimeError: {cause}\n")
-            for note in getattr(cause, "__notes__", ()):
-                said.add_note(note)
-            raise said.with_traceback(error.__traceback__) from None
+            raise _worded(error, door.raised[0]) from None
         finally:
             door.raised = outer
 
     return call
+
+
+def _worded(error: RuntimeError, cause: BaseException) -> BaseException:
+    """The interpreter's exception with the words of its cause. (No frame that it passes keeps it: that is a cycle.)"""
+    if not isinstance(cause, Exception):  # Ctrl-C
+        return cause
+    kind = NotImplementedError if isinstance(cause, NotImplementedError) else RuntimeError
+    said = kind(f"{str(error).removesuffix(_WORDLESS)}RuntimeError: {cause}\n")
+    for note in getattr(cause, "__notes__", ()):
+        said.add_note(note)
+    return said.with_traceback(error.__traceback__)
 
 
 def uncounted(original: Callable[[int], int]) -> Callable[[int], int]:
