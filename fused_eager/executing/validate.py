@@ -5,7 +5,7 @@ before anything wrong is computed or bound.
 
 | stage | what checks it |
 |---|---|
-| shape inference | `tracing.infer.rehearse`, in every mode: ATen runs small or unusual calls on zeros |
+| shape inference | `tracing.rehearsal.rehearse`, in every mode: ATen runs small or unusual calls on zeros |
 | recording | `recorded`, as a stream is planned |
 | recording, following | `read`, each time that a stream is run: what it reads is what its nodes were made for |
 | planning | `planning.plan.validate` |

@@ -23,7 +23,7 @@ from ..log import site
 from ..log.reasons import Reason
 from ..policy.allowance import Shadowed, limits
 from ..quiet import through
-from ..tracing.calls import CALLS, Foreign, new_call, take
+from ..tracing.calls import CALLS, Foreign, known_call, new_call, take
 from ..tracing.infer import Unknown
 from ..tracing.infer import is_loaded as inference_is_loaded
 from ..tracing.numbers import are_taken, kinds
@@ -165,9 +165,10 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
             end_strayed(stream, info)
             return native.run_through(stream, info, args, kwargs, stream.policy.backoff.code)
         if limits(stream.config) and not inference_is_loaded():
-            # As the first of another stream it is run.
-            run.flush(stream, Reason("region.new", f"such a call of {info.op} has not come before"))
-            return record(stream, info, args, kwargs)
+            call = known_call(info, key, tensors, args, kwargs)
+            if call is None:  # as the first of another stream it is run
+                run.flush(stream, Reason("region.new", f"such a call of {info.op} has not come before"))
+                return record(stream, info, args, kwargs)
     if call is None:
         call = new_call(info, key, tensors, args, kwargs)
     if type(call) is Unknown:

@@ -22,10 +22,11 @@ from ..devices.device import SEEN_AS, Device
 from ..devices.home import Home, nbytes_of
 from ..devices.host.device import HOST
 from . import uniform
-from .infer import Inferred, Unknown, infer, is_beyond, rehearse
+from .infer import Inferred, Unknown, infer
 from .node import Hole, Ref
 from .opinfo import HIDDEN_WRITES, OpInfo
 from .pattern import INT64, freeze, pattern
+from .rehearsal import is_beyond, rehearse, rehearse_alone
 from .structure import Call, Output, View
 
 Tensor = torch.Tensor
@@ -147,10 +148,10 @@ def _output(spec: Spec) -> Output:
     return Output(spec, Geometry(spec.shape, spec.strides, 0, spec.dtype), home, nbytes_of(home))
 
 
-def _inferred(
-    info: OpInfo, key: Sequence[Any], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
-) -> tuple[Inferred, str] | Unknown:
-    """What a call returns, and why its first run has to be ATen's, or ""."""
+def _known(
+    info: OpInfo, form: Hashable | None, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> Inferred | Unknown | None:
+    """What a call returns, where that is known without inference."""
     if kwargs.get("pin_memory") or info.op._schema.name == "aten::_pin_memory":
         return Unknown("what it returns lies in pinned memory")
     unfit = [t.dtype for t in tensors if t.dtype not in JAX_DTYPE]
@@ -158,33 +159,51 @@ def _inferred(
         return Unknown(f"XLA has no {unfit[0]}")
     if info.may_resize:
         return Unknown("ATen may resize what it writes")
-    form = uniform.form(info, key, tensors)
     known = uniform.recall(form, tensors)
-    if known is not None:
-        return known, ""
+    return known if known is not None else rehearse_alone(info.op, args, kwargs, tensors)
+
+
+def _inferred(
+    info: OpInfo, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> tuple[Inferred, str] | Unknown:
+    """What a call returns, and why its first run has to be ATen's, or ""."""
     inferred = infer(info.op, args, kwargs, tensors)
     if isinstance(inferred, Unknown):
         return inferred
     if any(s.device.type != "cpu" for s in inferred.fresh):
         return Unknown(f"it makes a tensor on {inferred.fresh[0].device}")
-    found = rehearse(info.op, args, kwargs, tensors, inferred)
-    if isinstance(found, Unknown):
-        return found
-    inferred, doubt = found
-    if not (doubt or is_beyond(info.op, tensors, inferred)):
-        uniform.remember(form, tensors, inferred)
-    return inferred, doubt
+    return rehearse(info.op, args, kwargs, tensors, inferred)
+
+
+def known_call(
+    info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
+) -> Call | Unknown | None:
+    """Work out what the structure of a call decides, and remember it by `key`; None if it takes inference."""
+    form = uniform.form(info, key, tensors)
+    known = _known(info, form, tensors, args, kwargs)
+    if isinstance(known, Inferred):
+        uniform.remember(form, tensors, known)
+        return make_call(info, key, tensors, args, kwargs, known)
+    if known is not None:
+        CALLS[key] = known
+    return known
 
 
 def new_call(
     info: OpInfo, key: tuple[Any, ...], tensors: list[Tensor], args: Any, kwargs: dict[str, Any]
 ) -> Call | Unknown:
     """Work out what the structure of a call decides, and remember it by `key`."""
-    found = _inferred(info, key, tensors, args, kwargs)
+    known = known_call(info, key, tensors, args, kwargs)
+    if known is not None:
+        return known
+    found = _inferred(info, tensors, args, kwargs)
     if isinstance(found, Unknown):
         CALLS[key] = found
         return found
-    return make_call(info, key, tensors, args, kwargs, *found)
+    inferred, doubt = found
+    if not (doubt or is_beyond(info.op, tensors, inferred)):
+        uniform.remember(uniform.form(info, key, tensors), tensors, inferred)
+    return make_call(info, key, tensors, args, kwargs, inferred, doubt)
 
 
 def make_call(

@@ -22,7 +22,6 @@ import torch
 from torch._ops import OpOverload
 
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
-from fused_eager.fusion_rules.rule import rule_for
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..devices.device import SEEN_AS
@@ -85,12 +84,12 @@ class Unknown:
     reason: str
 
 
-_LOCK = threading.Lock()  # FakeTensorMode keeps state of its own
+LOCK = threading.Lock()  # FakeTensorMode keeps state of its own
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """FakeTensor logs and warns about calls that ATen will judge, and tell of, in its own words."""
     was = _FAKE_LOG.disabled
     _FAKE_LOG.disabled = True
@@ -102,16 +101,24 @@ def _silence() -> Iterator[None]:
         _FAKE_LOG.disabled = was
 
 
-def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
-    """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
+def unknowable(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Unknown | None:
+    """Why a call has to be run to know what it returns; None if it need not be."""
     warns = _WARNS_IF.get(op._schema.name)
     if warns is not None and warns(args, kwargs, tensors):
         return Unknown("ATen warns of it, at its own line")
     if is_sized_by_values(op, kwargs, tensors):
         return Unknown("how much it returns depends on values")
+    return None
+
+
+def infer(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Inferred | Unknown:
+    """Run `op` on tensors without memory that look like `tensors`, its tensor arguments in order."""
+    unknown = unknowable(op, args, kwargs, tensors)
+    if unknown is not None:
+        return unknown
     # What comes out is looked at under the lock as well: a FakeTensor's device depends on what its mode is doing.
-    load()
-    with _LOCK, _silence():
+    with LOCK, silence():
+        load()
         found = _on_meta(op, args, kwargs, tensors) if _meta_suffices(op, args, tensors) else None
         found = found or _run(op, args, kwargs, tensors, _fake())
     if isinstance(found, Inferred) and found.alias and _makes_its_results(op):
@@ -270,16 +277,16 @@ def _run(
             actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or SEEN_AS))
         shapes = [tuple(a.shape) for a in actors]
         try:
-            out = _call(op, args, kwargs, actors)
+            out = call(op, args, kwargs, actors)
         except Exception as error:
             # Whatever is refused, ATen decides: it raises eager's error, or it knows better.
-            return Unknown(_first_line(error))
+            return Unknown(first_line(error))
     if any(tuple(a.shape) != s for a, s in zip(actors, shapes, strict=True)):
         return Unknown("an out= argument is resized")
     return described(out, actors)
 
 
-def _call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
+def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:
     """Call `op` with `actors` in place of its tensor arguments, in order."""
     position = iter(actors)
 
@@ -291,7 +298,7 @@ def _call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: lis
 
 def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
     """What a call has returned that was made with the tensors `actors`."""
-    unfit = _unfit([leaf for leaf in leaves([out]) if isinstance(leaf, torch.Tensor)])
+    unfit = why_unfit([leaf for leaf in leaves([out]) if isinstance(leaf, torch.Tensor)])
     if unfit:
         return Unknown(unfit)
     for leaf in leaves([out]):
@@ -319,7 +326,7 @@ def described(out: Any, actors: list[torch.Tensor]) -> Inferred | Unknown:
     return Inferred(tuple(fresh), template, alias)
 
 
-def _unfit(tensors: list[torch.Tensor]) -> str:
+def why_unfit(tensors: list[torch.Tensor]) -> str:
     """Why XLA has no such tensors; "" if it has."""
     for t in tensors:
         if t.layout != torch.strided or t.dtype not in JAX_DTYPE:
@@ -327,114 +334,5 @@ def _unfit(tensors: list[torch.Tensor]) -> str:
     return ""
 
 
-# Of operands that are not contiguous FakeTensor makes results of other strides than ATen: these are rehearsed, unless
-# they are very large. tests/tracing/test_infer.py looks for them in op_db.
-_STRIDING = (
-    "_batch_norm_with_update _log_softmax_backward_data _native_batch_norm_legit _softmax_backward_data "
-    "batch_norm_backward channel_shuffle copysign div floor_divide fmod remainder glu_backward heaviside "
-    "huber_loss_backward ldexp log_sigmoid_forward logaddexp logaddexp2 logical_and logical_or logical_xor "
-    "max_pool3d_with_indices max_unpool2d max_unpool3d mse_loss_backward native_batch_norm "
-    "native_batch_norm_backward native_dropout_backward native_layer_norm_backward nll_loss2d_forward "
-    "pixel_shuffle pixel_unshuffle pow reflection_pad2d reflection_pad2d_backward reflection_pad3d "
-    "reflection_pad3d_backward replication_pad2d replication_pad2d_backward replication_pad3d "
-    "replication_pad3d_backward smooth_l1_loss_backward special_xlog1py xlogy _fft_c2c _fft_r2c"
-)
-_OTHER_STRIDES = frozenset(f"aten::{name}" for name in _STRIDING.split())
-SMALL = 2**16  # elements: a rehearsal costs next to nothing
-LARGE = 2**24  # elements: above, a rehearsal would cost too much
-HUGE = 2**28  # above, it would take memory that the program may need, even where shape inference cannot be trusted
-_USUAL = ({torch.float32}, {torch.float64})
-
-
-def rehearse(
-    op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], inferred: Inferred
-) -> tuple[Inferred, str] | Unknown:
-    """Run `op` once through ATen on zeros, to see whether it does what shape inference says.
-
-    FakeTensor accepts some calls that ATen refuses (mixed dtypes, above all), and gives some outputs other strides or
-    dtypes: the statistics of a layer norm in bfloat16 with weights in float32, as under autocast.
-    Small calls, calls of unusual dtypes or strides, and those that make tensors of numbers alone (a window of integers,
-    a complex number in floats) are rehearsed.
-
-    Returns:
-        What ATen really returns, and "" or the reason why the op's first real run should be ATen's as well. `Unknown`
-        if ATen resizes an argument, of which shape inference has said nothing.
-    """
-    rule = rule_for(op)
-    if rule is not None and rule.defines:
-        return inferred, ""
-    if inferred.alias:
-        return inferred, ""
-    if _elements(tensors, inferred) > _most(op, tensors):
-        return inferred, "it is too large to rehearse, and its floats are of several dtypes" if _mixes(tensors) else ""
-    actors = [_zeros(t) for t in tensors]
-    try:
-        with _LOCK, _silence():
-            out = _call(op, args, kwargs, actors)
-    except Exception as error:
-        return inferred, f"a rehearsal failed: {_first_line(error)}"
-    if any(a.shape != t.shape for a, t in zip(actors, tensors, strict=True)):
-        return Unknown("ATen resizes an argument")
-    own = {id(t) for t in actors}
-    real = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and id(t) not in own]
-    unfit = _unfit(real)
-    if unfit:
-        return Unknown(unfit)
-    if [tuple(t.shape) for t in real] != [s.shape for s in inferred.fresh]:  # of some ops they depend on values
-        return inferred, "a rehearsal returned other shapes than inferred"
-    if op.namespace != "aten" and [t.dtype for t in real] != [s.dtype for s in inferred.fresh]:
-        return inferred, "a rehearsal returned other dtypes than inferred"
-    specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
-    return Inferred(specs, inferred.template), ""
-
-
-def rehearsed(
-    op: Callable[..., Any], args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor], small: bool = False
-) -> bool:
-    """Whether ATen takes a call of `op`, on zeros in place of its tensors; or on `small` ones, which an op that
-    computes each element by itself takes as well. (Not of one element: of some of those numbers are not looked at.)"""
-    actors = [torch.zeros((2,) * t.ndim, dtype=t.dtype, device=SEEN_AS) if small else _zeros(t) for t in tensors]
-    try:
-        with _LOCK, _silence():
-            _call(op, args, kwargs, actors)
-    except Exception:
-        return False
-    return True
-
-
-def is_beyond(op: OpOverload, tensors: list[torch.Tensor], inferred: Inferred) -> bool:
-    """Whether a call is not rehearsed because it is too large, though its dtypes or strides ask for it."""
-    return not _is_usual(op, tensors) and _elements(tensors, inferred) > _most(op, tensors)
-
-
-def _most(op: OpOverload, tensors: list[torch.Tensor]) -> int:
-    """Up to how many elements a call is rehearsed."""
-    if _mixes(tensors):
-        return HUGE
-    return SMALL if _is_usual(op, tensors) else LARGE
-
-
-def _mixes(tensors: list[torch.Tensor]) -> bool:
-    """Whether there are floats of several dtypes, of whose results shape inference may say what is not so."""
-    return len({t.dtype for t in tensors if t.is_floating_point()}) > 1
-
-
-def _is_usual(op: OpOverload, tensors: list[torch.Tensor]) -> bool:
-    if {t.dtype for t in tensors} not in _USUAL:
-        return False
-    return op._schema.name not in _OTHER_STRIDES or all(t.is_contiguous() for t in tensors)
-
-
-def _elements(tensors: list[torch.Tensor], inferred: Inferred) -> int:
-    return sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def _zeros(t: torch.Tensor) -> torch.Tensor:
-    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    flat = torch.zeros(reach, dtype=t.dtype, device=SEEN_AS).as_strided(t.shape, t.stride())
-    flat = flat.conj() if t.is_conj() else flat
-    return flat._neg_view() if t.is_neg() else flat

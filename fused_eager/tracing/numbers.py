@@ -17,8 +17,8 @@ import torch
 
 from fused_eager.fusion_rules.rule import OpClass, rule_for
 
-from .infer import LARGE, rehearsed
 from .opinfo import OpInfo
+from .rehearsal import LARGE, rehearsed
 
 Number = float | int
 

@@ -67,11 +67,11 @@ def test_it_holds_for_every_pointwise_op_of_the_corpus(monkeypatch: pytest.Monke
     """What is recalled of a call is what torch says of it, for the shape that it has."""
     compared: set[str] = set()
     asked: list[Any] = []
-    inferred, recall = calls._inferred, uniform.recall
+    known_of, recall = calls._known, uniform.recall
 
-    def noted(info: Any, key: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+    def noted(info: Any, form: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
         asked[:] = [info.op, args, kwargs, tensors]
-        return inferred(info, key, tensors, args, kwargs)
+        return known_of(info, form, tensors, args, kwargs)
 
     def watched(form: Any, tensors: Any) -> Any:
         known = recall(form, tensors)
@@ -82,7 +82,7 @@ def test_it_holds_for_every_pointwise_op_of_the_corpus(monkeypatch: pytest.Monke
             compared.add(str(asked[0]))
         return known
 
-    monkeypatch.setattr(calls, "_inferred", noted)
+    monkeypatch.setattr(calls, "_known", noted)
     monkeypatch.setattr(uniform, "recall", watched)
     calls.CALLS.clear()
     # Shapes that other tests have changed too often would send ops past the recording.
@@ -100,8 +100,9 @@ def test_a_recalled_call_is_not_run_on_zeros_first(monkeypatch: pytest.MonkeyPat
     """`where` has unusual dtypes, so its first call is rehearsed; lengths that change afterwards are not."""
     uniform._KNOWN.clear()
     rehearsed = []
-    rehearse = calls.rehearse
-    monkeypatch.setattr(calls, "rehearse", lambda *args: rehearsed.append(args) or rehearse(*args))
+    for name in ("rehearse", "rehearse_alone"):
+        function = getattr(calls, name)
+        monkeypatch.setattr(calls, name, lambda *args, f=function: rehearsed.append(args) or f(*args))
     with fused_eager():
         for n in (5001, 5003, 5011, 5023):
             x = torch.randn(n)

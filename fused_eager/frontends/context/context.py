@@ -26,7 +26,6 @@ from ...log.events import LOG
 from ...log.reasons import Reason
 from ...policy.allowance import ALLOWANCE, limits
 from ...recording.native import nothing_is_pending
-from ...tracing import infer
 from . import bypass, connection, guards, moments, parking, refusals, shutdown, signals, threads
 from .bypass import turned
 from .intercept import FrontDoor, boundary
@@ -248,8 +247,6 @@ class fused_eager:
                 HOST.housekeeping.begin()
                 keeper(config)
                 follower.enter(config, connection.load, guards.renew)
-                if config.waits:
-                    infer.load()
                 door = FrontDoor(config)
                 guards.install()
                 guarded = True
