@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("tensors", "training", "backward", "random", "backend", "compiler", "recurrent", "moving", "donation")
-SUITES += ("nested", "sparse")
+# The ops have a test of their own, which runs them in each mode.
+SUITES = tuple(sorted({path.stem[len("test_") :] for path in (ROOT / "tests/device").glob("test_*.py")} - {"ops"}))
 MODES = ("fused", "strict", "debug")
 
 
@@ -45,12 +45,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize("name", quick(SUITES, "random", "recurrent", "sparse", "backward", "donation"))
+@pytest.mark.parametrize(
+    "name", quick(SUITES, "random", "recurrent", "sparse", "backward", "donation", "moving", "nested")
+)
 def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
     run_suite(name, tmp_path, FUSED_EAGER_DEVICES="4")
 
 
-@pytest.mark.parametrize("mode", quick(MODES, "debug"))
+@pytest.mark.parametrize("mode", quick(MODES, "fused", "debug"))
 @pytest.mark.parametrize("name", quick(("donation", "training", "random"), "training", "random"))
 def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
     if name == "random" and mode == "fused":

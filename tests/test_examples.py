@@ -74,7 +74,7 @@ def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) 
 # second, so the third is the first that nobody reads, and the fourth follows upon one.
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(("log_every", "settled"), [(1, 2), (100, 4)], ids=["read", "unread"])
-@pytest.mark.parametrize("name", ["gpt", "resnet", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt", *[pytest.param(name, marks=pytest.mark.slow) for name in ("resnet", "lstm")]])
 def test_steady_loops_compile_nothing(name: str, log_every: int, settled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from fused_eager import fused_eager, report
 

@@ -6,13 +6,23 @@ from collections import Counter
 
 import pytest
 
+# Of the rows' tests each parameter compiles something: of those with many, one in two. The corpus has each op as well.
+ROWS, MANY = "tests/fusion_rules/", 6
+
 
 def thin(items: list[pytest.Item]) -> None:
     """Leave most of what is marked `thinned(n)` to the full run: all but one in n."""
+    tests = Counter(_test(item) for item in items)
     seen: Counter[str] = Counter()
     for item in items:
-        thinned, test = item.get_closest_marker("thinned"), item.nodeid.partition("[")[0]
+        thinned, test = item.get_closest_marker("thinned"), _test(item)
+        many = test.startswith(ROWS) and tests[test] >= MANY
+        part = thinned.args[0] if thinned is not None else 2 if many else 1
         # By a step that is no fraction: each n-th could be of one dtype all along.
-        if thinned is not None and seen[test] * 0.618034 % 1 >= 1 / thinned.args[0]:
+        if seen[test] * 0.618034 % 1 >= 1 / part:
             item.add_marker(pytest.mark.slow)
         seen[test] += 1
+
+
+def _test(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]

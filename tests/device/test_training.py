@@ -50,6 +50,7 @@ def losses(device: Any, optimizer: Callable[[Any], torch.optim.Optimizer], steps
     return [loss.item() for loss in found]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_losses_are_the_cpus(name: str) -> None:
     assert losses("tpu", OPTIMIZERS[name]) == pytest.approx(losses("cpu", OPTIMIZERS[name]), rel=1e-4)

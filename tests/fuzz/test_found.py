@@ -67,7 +67,7 @@ def _diagonal(x: torch.Tensor) -> None:
 
 
 # XLA:CPU writes in place while it still reads (openxla/xla#49176).
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     "write", [_shift_columns, _shift_rows, _fold, _fold_a_product, _shift_a_step, _backwards, _diagonal]
 )

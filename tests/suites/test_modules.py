@@ -31,7 +31,7 @@ def _agree(name: str, dtype: torch.dtype, mode: str, training: bool, most: int =
     assert_all_agree([(v, lambda d, v=v: run(v, d, training)) for v in some], dtype, mode)  # type: ignore[misc]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_module_trains_as_in_eager(name: str) -> None:
     _agree(name, torch.float32, "fused", True, MOST[LOSS.search(name) is not None])
