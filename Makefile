@@ -20,7 +20,7 @@ OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
 .PHONY: demo test test-fast coverage test-device test-dist test-tpu test-clients test-full test-services test-wheel test-upstream
-.PHONY: bench bench-peers bench-programs check-speed lint format docs clean
+.PHONY: bench bench-compare bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -83,6 +83,11 @@ test-upstream: .venv/.made
 
 bench: .venv/.made
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# What moved between two runs: make bench-compare OLD=benchmarks/results/0.1.0-b.json NEW=build/bench.json
+bench-compare: .venv/.made
+	@test -n "$(OLD)" -a -n "$(NEW)" || { echo 'Name two files of make bench ARGS="--json FILE": OLD=... NEW=...' >&2; exit 2; }
+	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(NEW)"
 
 # The same table with a column for each system of others that can be installed beside this torch.
 bench-peers: .venv/.made-peers

@@ -14,32 +14,35 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
+#include <unordered_map>
+
 namespace fused_eager {
 namespace {
 
-const Settings& settings_of(PyObject* config) {
-  static auto& of = *new Ref;  // never destroyed: it holds what is Python's
-  static Settings last;
-  if (of.get() != config) {
-    last = settings_from(checked(PyObject_CallOneArg(R.settings_of, config)).get());
-    of = Ref::borrowed(config);
-  }
-  return last;
+Settings settings_of(PyObject* config) {
+  // Of each configuration that is in use: threads take turns at theirs. Never destroyed: it holds what is Python's.
+  static auto& known = *new std::unordered_map<PyObject*, std::pair<Ref, Settings>>;
+  const auto found = known.find(config);
+  if (found != known.end()) return found->second.second;
+  if (known.size() >= 64) known.clear();
+  const Settings made = settings_from(checked(PyObject_CallOneArg(R.settings_of, config)).get());
+  known.emplace(config, std::make_pair(Ref::borrowed(config), made));
+  return made;
 }
 
-// The runtime's lock, if nobody else has it.
+// The runtime's lock. Whoever had to wait for it finds that other threads have run meanwhile.
 class Alone {
  public:
-  Alone() : has_(is_true(checked(PyObject_CallOneArg(R.acquire, Py_False)).get())) {}
-  ~Alone() {
-    if (has_) Py_XDECREF(PyObject_CallNoArgs(R.release));
+  Alone() : waited_(!is_true(checked(PyObject_CallOneArg(R.acquire, Py_False)).get())) {
+    if (waited_) checked(PyObject_CallNoArgs(R.acquire));
   }
+  ~Alone() { Py_XDECREF(PyObject_CallNoArgs(R.release)); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
-  explicit operator bool() const { return has_; }
+  bool waited() const { return waited_; }
 
  private:
-  bool has_;
+  bool waited_;
 };
 
 const c10::SafeKernelFunction* into_python = nullptr;  // torch's own kernel, which is a fallback for all ops
@@ -204,7 +207,8 @@ struct Kernel final : c10::OperatorKernel {
     PyObject* stream = held.get();
     PyObject* policy = R.stream.policy.of(stream);
     PyObject* autotuner = R.policy.autotuner.of(policy);
-    const Settings& settings = settings_of(R.stream.config.of(stream));
+    const Ref config = Ref::borrowed(R.stream.config.of(stream));
+    const Settings settings = settings_of(config.get());
     if (!settings.follows || is_true(R.autotuner.waiting.of(autotuner))) return Way::PYTHON;
     const size_t count = op.schema().arguments().size();
     const Arguments given(stack.data() + stack.size() - count, count);
@@ -223,7 +227,13 @@ struct Kernel final : c10::OperatorKernel {
     if (!writes_list && settings.allows_islands && passes_to_other_device(given)) return Way::NATIVE;
     if (treatment != COMPUTE || checked(PyObject_GetAttr(door, lender)).get() != Py_None) return Way::PYTHON;
     const Alone alone;
-    if (!alone || R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
+    if (alone.waited()) {  // the thread that opened this context may have closed it, or others chosen otherwise
+      const bool native = settings.measures && is_true(R.autotuner.native.of(autotuner));
+      if (R.stream.config.of(stream) != config.get() || native || is_true(R.autotuner.waiting.of(autotuner)) ||
+          is_true(R.backoff.left.of(backoff)))
+        return Way::PYTHON;
+    }
+    if (R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
     if (follow(settings, stream, given, stack)) return Way::FOLLOWED;
     if (is_tiny(stream, given)) return Way::NATIVE;
     lesson.before = Ref::borrowed(R.stream.at.of(stream));

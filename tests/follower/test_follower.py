@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from benchmarks import follower as bench
 from benchmarks.workloads import WORKLOADS
 from fused_eager import follower, fused_eager, sync
 from fused_eager.config import OptionError, resolve
+from fused_eager.devices.buffer import LOCK
 from fused_eager.executing import load
 from fused_eager.follower import build
 from fused_eager.log import site
@@ -360,6 +362,28 @@ def test_threads_follow_streams_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_an_op_that_waits_for_another_thread_is_followed_after_that() -> None:
+    """In Python it would take ten times as long, and hold the others up for that."""
+    ready, begin = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with fused_eager(follower="compiled", compile="wait", native="never"):
+            settled(lambda: program(X, W))
+            ready.set()
+            begin.wait(60)
+            program(X, W)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    ready.wait(60)
+    with ways() as went:
+        with LOCK:
+            begin.set()
+            time.sleep(0.2)  # by then it waits
+        worker.join()
+    assert (went.python, went.followed) == (0, 8)
 
 
 def test_what_was_recorded_without_details_is_recorded_again_with_them() -> None:
