@@ -15,6 +15,9 @@
 #include <torch/csrc/Storage.h>
 #include <frameobject.h>
 
+#include <algorithm>
+#include <unordered_map>
+
 namespace fused_eager {
 
 inline PyObject* address_of(const c10::StorageImpl* storage) {
@@ -71,6 +74,8 @@ struct Missing {
 };
 
 class Follower {
+  static constexpr size_t FEW = 8;
+
  public:
   Follower(CompiledStep& step, PyObject* remembered, PyObject* stream) : c_(step), step_(remembered), stream_(stream) {}
 
@@ -230,14 +235,24 @@ class Follower {
       if (known != nullptr && R.read.array.of(known) == R.buffer.array.of(buffer))
         return number(R.read.vid.of(known));
     }
-    for (size_t k = 0; k < missing_.size(); ++k) {
-      const Missing& m = missing_[k];
-      if (m.storage->unsafeGetStorageImpl() != storage.unsafeGetStorageImpl() || m.buffer != buffer) continue;
+    const size_t k = missing_at(storage);
+    if (k < missing_.size()) {
       if (buffer == nullptr) return -1;  // whether it is the same input depends on who else writes that memory
       return vids_ + static_cast<int64_t>(k);
     }
     missing_.push_back({&storage, buffer, o.block.get(), offset});
-    return vids_ + static_cast<int64_t>(missing_.size()) - 1;
+    if (missing_.size() > FEW) places_.emplace(storage.unsafeGetStorageImpl(), k);
+    return vids_ + static_cast<int64_t>(k);
+  }
+
+  // Where a storage is among the inputs that the op brings; their number, if it is not one of them. Lists of thousands
+  // of tensors are looked up, the few operands of other ops looked through.
+  size_t missing_at(const c10::Storage& storage) const {
+    const c10::StorageImpl* const wanted = storage.unsafeGetStorageImpl();
+    for (size_t k = 0; k < std::min(missing_.size(), FEW); ++k)
+      if (missing_[k].storage->unsafeGetStorageImpl() == wanted) return k;
+    const auto found = places_.find(wanted);
+    return found == places_.end() ? missing_.size() : found->second;
   }
 
   c10::StorageImpl* storage_of(size_t k) const { return tensors_[k]->storage().unsafeGetStorageImpl(); }
@@ -253,9 +268,23 @@ class Follower {
     for (const Write& w : c_.writes) {
       if (!found_[w.operand] && (!w.covers || must_stay(w.operand))) return false;
       if (tensors_[w.operand]->storage_offset() != c_.operands[w.operand].offset) return false;
-      for (size_t k = 0; k < tensors_.size(); ++k)
-        if (k != w.operand && storage_of(k) == storage_of(w.operand)) return false;
     }
+    return c_.writes.size() < 2 ? c_.writes.empty() || is_single(c_.writes[0].operand) : are_single();
+  }
+
+  // Whether no other operand lies in the memory of this one.
+  bool is_single(size_t operand) const {
+    for (size_t k = 0; k < tensors_.size(); ++k)
+      if (k != operand && storage_of(k) == storage_of(operand)) return false;
+    return true;
+  }
+
+  // Whether that holds for all that are written.
+  bool are_single() const {
+    std::unordered_map<const c10::StorageImpl*, size_t> times;
+    for (size_t k = 0; k < tensors_.size(); ++k) ++times[storage_of(k)];
+    for (const Write& w : c_.writes)
+      if (times[storage_of(w.operand)] > 1) return false;
     return true;
   }
 
@@ -418,6 +447,7 @@ class Follower {
   c10::SmallVector<IValue, 4> numbers_;
   c10::SmallVector<Ref, 8> found_;  // the operands' buffers: kept, for a finalizer may settle their values
   c10::SmallVector<Missing, 4> missing_;
+  std::unordered_map<const c10::StorageImpl*, size_t> places_;  // in `missing_`, of those behind the first few
   std::vector<Fresh> fresh_;
   std::vector<size_t> opened_;  // the operands that were native until now
 };

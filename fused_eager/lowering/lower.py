@@ -15,11 +15,11 @@ from jax import lax
 from fused_eager.fusion_rules.geometry import Geometry, disjoint, filled, is_dense, overwrite, read, reinterpret, write
 from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_leaves
-from fused_eager.fusion_rules.rule import OVERWRITERS, OpClass, rule_for
 
 from ..planning.donation import guards
 from ..planning.plan import Region
-from ..tracing.stream import Hole, Node, Ref, Result, Use, starts
+from ..tracing.stream import Hole, Node, Ref, Use, starts
+from . import overlap
 from .failed import NodeFailed
 from .rewrites import LAYOUTS
 
@@ -37,15 +37,14 @@ class Function:
     region: Region
     bounds: bool
     checks: list[tuple[int, Check]] = field(default_factory=list)
-    # The values of the region that each value may be computed from in one loop with it.
-    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    behind: overlap.Behind = field(default_factory=dict)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         self.checks.clear()
         floats, ints = arrays[len(self.region.inputs) :][:2]
         homes: dict[int, jax.Array] = dict(zip(self.region.inputs, arrays, strict=False))
         views: dict[Use, jax.Array] = {}
-        self.sources.clear()
+        self.behind.clear()
         numbers = {float: iter(range(floats.size)), int: iter(range(ints.size))}
         source = {float: floats, int: ints}
         layouts = LAYOUTS.here(self.nodes, self.region)
@@ -96,16 +95,17 @@ class Function:
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
         specs = tuple(r.spec for r in node.results)
         try:
-            with disjoint(self._reads_disjoint(node)):
+            with disjoint(overlap.reads_disjoint(node, self.behind)):
                 values, checks = lower(node.twin, args, kwargs, specs, self.bounds, layouts.places(node, reads))
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:
             raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
         self.checks.extend((index, c) for c in checks)
+        writes, read = overlap.Writes(node, self.behind), overlap.behind_results(node, self.behind)
         for result, value, start in zip(node.results, values, starts(node), strict=True):
             dtype, shape = result.home
-            with disjoint(result.base is None or self._writes_disjoint(node, result)):
+            with disjoint(result.base is None or writes.are_disjoint(result)):
                 if result.base is None:
                     homes[result.vid] = filled(shape, dtype, result.geometry, value)
                 elif start is None:
@@ -113,34 +113,7 @@ class Function:
                 else:
                     homes[result.vid] = _write_at(homes[result.base], result.geometry, value, scalars[start].value)
             # A written part is the end of a loop: what reads it later is computed from finished memory.
-            self.sources[result.vid] = self._read_by(node) if result.base is None else frozenset()
-
-    def _read_by(self, node: Node) -> frozenset[int]:
-        return frozenset().union(*({u.vid} | self.sources.get(u.vid, frozenset()) for u in node.uses))
-
-    def _reads_disjoint(self, node: Node) -> bool:
-        """Whether no operand of a node is computed from another, so that one can be written into the other."""
-        if rule_for(node.twin) is None:
-            return False  # a decomposition may write into what it reads
-        read = [u.vid for u in node.uses]
-        return len(set(read)) == len(read) and not any(
-            self.sources.get(u, frozenset()) & (set(read) - {u}) for u in read
-        )
-
-    def _writes_disjoint(self, node: Node, result: Result) -> bool:
-        """Whether what a node writes into a value is not computed from it, or only from the same place."""
-        found = rule_for(node.twin)
-        same = found is not None and found.cls is OpClass.POINTWISE
-        blind = node.op._schema.name in OVERWRITERS
-        for position, use in enumerate(node.uses):
-            if blind and position in node.targets:
-                continue
-            fixed = use.start is None or position in node.targets  # else it may be another place
-            if use.vid == result.base and not (same and fixed and use.geometry == result.geometry):
-                return False
-            if result.base in self.sources.get(use.vid, frozenset()):
-                return False
-        return True
+            self.behind[result.vid] = read if result.base is None else frozenset()
 
 
 def _by_rows(home: jax.Array) -> jax.Array:
