@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fused_eager.follower import build
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"), key=lambda page: page.name)
 
@@ -32,6 +34,7 @@ def test_a_page_shows_its_program_and_what_that_prints(page: Path, tmp_path: Pat
     assert [block for block in shown if block not in program.read_text()] == []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FUSED_EAGER_")}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
+    build.lend(tmp_path / "fused_eager")  # else it would be built beside the test, and after it
     done = subprocess.run(
         [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
