@@ -14,31 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..log.reasons import CODES, NOT_FUSED, OUTSIDE
+from . import between_ranks
 from .facts import Facts
+from .finding import NOTABLE, OFTEN, STEADY, Advice
 from .rows import Compile, Cut, Island, Region, Sync
-from .source import short, statement, text
-
-OFTEN = 0.2  # of the rounds: what happens less often than that is worth a word only for its time
-STEADY = 0.6  # of the rounds: what comes as often as that belongs to each of them
-NOTABLE = 0.02  # of the run's seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to change. `seconds` of this run are what it cost (infinity: the result is wrong); `evidence` says how
-    one knows."""
-
-    kind: str
-    site: str
-    title: str
-    cure: str
-    seconds: float
-    evidence: str
-
-    @property
-    def source(self) -> str:
-        """The program's line."""
-        return text(self.site)
+from .source import short, statement
 
 
 def advise(facts: Facts) -> list[Advice]:
@@ -401,6 +381,7 @@ FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _rebuilt,
     _tiny_flushes,
     _failed,
+    *between_ranks.FINDERS,
 )
 
 

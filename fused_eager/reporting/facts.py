@@ -15,9 +15,12 @@ from typing import Any
 from ..log.events import Event
 from ..log.reasons import NOT_COMPILED, NOT_FUSED
 from .reading import Process
-from .rows import Built, Collective, Compile, Cut, Island, Line, Region, Sync
+from .rows import Built, Collective, Compile, Cut, Island, Line, Met, Region, Sync
 
 Where = tuple[str, str, str]  # reason code, detail, site
+
+SIZES = 64  # that are kept of each collective
+MET = 20000  # collectives that are compared between ranks: the first ones of each
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Facts:
     built: list[Built] = field(default_factory=list)
     choices: dict[str, dict[str, Any]] = field(default_factory=dict)  # fused or native, as last measured, by line
     collectives: dict[tuple[str, str, str], Collective] = field(default_factory=dict)  # by op, line and group
+    met: dict[tuple[str, int], Met] = field(default_factory=dict)  # collectives by group and number
     op_choices: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
     broken: int = 0
@@ -302,6 +306,17 @@ class Adder:
         if d.get("wait_s") is not None:
             row.wait_s += d["wait_s"]
             row.watched_s += d["seconds"]
+        if len(row.sizes) < SIZES:
+            row.sizes.add(d["bytes"])
+        number = d.get("sequence")
+        if number is None or d["ranks"] < 2:
+            return
+        met = self.facts.met.get((group, number))
+        if met is None and len(self.facts.met) < MET:
+            met = self.facts.met[group, number] = Met(d["site"], d["ranks"])
+        if met is not None:
+            waited = d.get("wait_s")
+            met.waits[process] = d["seconds"] if waited is None else min(waited, d["seconds"])
 
     def _compile_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.compiling = ""

@@ -53,11 +53,21 @@ class Collective:
     fetch_s: float = 0.0
     wait_s: float = 0.0
     watched_s: float = 0.0
+    sizes: set[int] = field(default_factory=set)  # some of the bytes that one has had
 
     @property
     def overlap(self) -> float | None:
         """The part of its time in which the program went on; None where that is not known."""
         return max(0.0, 1 - self.wait_s / self.watched_s) if self.watched_s else None
+
+
+@dataclass
+class Met:
+    """One collective as the ranks have told of it: for how long each process was in it, by its number."""
+
+    site: str
+    ranks: int
+    waits: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
