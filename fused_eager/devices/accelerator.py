@@ -23,6 +23,7 @@ from ..bounded import Bounded
 from ..log import site
 from ..xla import device as host_device
 from ..xla import enable_x64
+from .arrivals import EXPECTED, await_storage
 from .buffer import LOCK, Buffer, Table
 from .device import Device, Housekeeping, no_numbers
 from .dlpack import ACCELERATOR, dtype_code, owned, to_array, to_tensor
@@ -113,6 +114,8 @@ class Accelerator(Device):
 
     def buffer(self, storage: torch.UntypedStorage) -> Buffer:
         """The buffer of a storage, made where there is none yet."""
+        if EXPECTED:
+            await_storage(storage)
         found = self.table.get(storage._cdata) or self._at(storage)
         if found is None:
             home = torch.uint8, (storage.nbytes(),)

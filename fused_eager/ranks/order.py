@@ -51,13 +51,16 @@ def numbered(group: Any, row: Collective) -> int | None:
     """Which collective of its group one is that is about to be called, the same number on all ranks; None of what is
     sent between two, and where the group does not count. Gloo counts what nobody else sees, and what is sent."""
     name = group.group_name
+    try:
+        counted = int(group._get_backend(_HOST)._get_sequence_number_for_group())
+    except RuntimeError:
+        return None
+    if not counted:  # a new group of that name
+        _sent.pop(name, None)
     if not row.is_for_all:
         _sent[name] = _sent.get(name, 0) + 1
         return None
-    try:
-        return int(group._get_backend(_HOST)._get_sequence_number_for_group()) - _sent.get(name, 0)
-    except RuntimeError:
-        return None
+    return counted - _sent.get(name, 0)
 
 
 def passed(beat: Heartbeat, group: str) -> None:

@@ -141,7 +141,8 @@ def place(detailed: bool = False) -> Place:
             line = f"{file}:{frame.f_lineno}"
             break
         if file.startswith(_SURE):
-            collective, is_sure = name, True
+            waited_for = getattr(frame.f_locals.get("self"), "called", "") if file == _WORK else ""
+            collective, is_sure = waited_for or name, True
             if detailed and file == _CALLS:
                 group = frame.f_locals.get("group", group)
         elif not is_sure and file != _WRAPS and file.startswith(_USERS) and name != "<module>":  # imported just now

@@ -9,16 +9,19 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
+from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
 from ..errors import FusedEagerError
 from ..log.events import LOG
-from . import job, order
+from . import job, order, status
 from .table import Collective
 
 Tensor = torch.Tensor
 Finish = Callable[[float | None], list[Tensor] | None]
-_THEN = torch._C.Future.then  # a context has one of its own, for what the program hangs on a future
+# A context has others, for what the program hangs on a future, and waits for.
+_THEN, _WAIT = torch._C.Future.then, c10d.Work.wait
+_PUBLIC = frozenset(distributed.distributed_c10d.__all__)
 
 
 def told(row: Collective, group: Any, nbytes: int, fetched: float, place: str) -> Callable[[float | None], None]:
@@ -59,6 +62,7 @@ class FollowedWork(c10d.Work):
             the group has put them. It is told for how many seconds the program has stood still for it; None where it
             waits in C++.
         told: what the collective is and where it was called, for errors.
+        once: whoever has it may put the results where they belong.
         is_pythons: C++ hands it to Python and does not keep it. Nobody need wait for what is sent.
 
     C++ may hold its own half alone, which without this one would wait forever: it is kept until it is finished.
@@ -67,10 +71,14 @@ class FollowedWork(c10d.Work):
     _kept: ClassVar[set[FollowedWork]] = set()
     _handed: ClassVar[Any] = threading.local()  # in each thread the last one that is on its way to Python
 
-    def __init__(self, work: Any, finish: Finish, told: str, is_pythons: bool = False):
+    def __init__(self, work: Any, finish: Finish, told: str, is_pythons: bool = False, once: Any = None):
         super().__init__()
         self._work, self._finish, self._told = work, finish, told
-        self._once = threading.Lock()
+        self._once = once or threading.Lock()
+        at = status.place()
+        # As the program names it, if it is the program that has called it.
+        self.called = at.collective if at.collective in _PUBLIC else told.partition(" ")[0]
+        self._where = f"waits in {self.called} at {at.line}"
         self._is_finished = False
         self._results: list[Tensor] | None = None  # None: those of the group's work
         self._future: Any = None
@@ -88,9 +96,15 @@ class FollowedWork(c10d.Work):
                     self._is_finished = True
                 finally:
                     self._kept.discard(self)
+                    if getattr(self._handed, "last", None) is self:
+                        self._handed.last = None
         return self._results
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """As `block`."""
+        return self.block(timeout)
+
+    def block(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the results are where they belong.
 
         Raises:
@@ -99,7 +113,7 @@ class FollowedWork(c10d.Work):
         if not self._is_finished:
             began = time.monotonic()
             try:
-                self._work.wait(timeout) if timeout else self._work.wait()
+                _WAIT(self._work, timeout) if timeout else _WAIT(self._work)
             except BaseException as error:
                 raise self._failed(error) from error
             self._finished(time.monotonic() - began)
@@ -129,7 +143,7 @@ class FollowedWork(c10d.Work):
 
     def result(self) -> list[Tensor]:
         """The tensors that were written."""
-        self.wait()
+        self.block()
         found = self._finished()
         return list(self._work.result()) if found is None else found
 
@@ -157,5 +171,5 @@ class FollowedWork(c10d.Work):
         self._kept.discard(self)
         if not isinstance(error, RuntimeError) or isinstance(error, FusedEagerError):
             return error
-        explained = job.explain(error, f"waits in {self._told}")
+        explained = job.explain(error, self._where)
         return type(error)(f"{self._told}: {error}") if explained is error else explained

@@ -70,7 +70,8 @@ class Case:
         y = (x * 2 + 1).sum()
         dist.all_reduce(y)
         expected = sum(100 * (2 * (rank + number) + 1) for rank in range(self.world))
-        assert y.item() == expected, f"a wrong number: {y.item()} instead of {expected}"
+        found = y.item()
+        assert found == expected, f"a wrong number: {found} instead of {expected}"
 
     def steps(self, fault: Callable[[], None], step: Callable[[int], None] | None = None) -> None:
         """All steps; in one of them the fault happens to the victim."""

@@ -18,7 +18,9 @@ from torch._C import _distributed_c10d as c10d
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...config import resolve
+from ...devices.arrivals import await_all, await_values
 from ...devices.buffer import LOCK
+from ...devices.storage import storage_of
 from ...executing import run
 from ...log import site
 from ...log.reasons import Reason
@@ -26,11 +28,12 @@ from ...log.site import Site
 from ...quiet import as_eager, as_kernel, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
-from ...ranks.work import FollowedWork, described, told
+from ...ranks.work import described, told
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
 from . import lacking, reducers
+from .arriving import ArrivingWork
 
 Tensor = torch.Tensor
 
@@ -41,9 +44,10 @@ class Copies:
     def __init__(self, row: Collective, place: Site):
         self.row = row
         self.reason = Reason("sync.collective", row.op, place)
-        # By the identity of a tensor. What is read alone has a twin of its own: the same tensor may be written, too.
-        self._read: dict[int, tuple[Tensor, Tensor]] = {}
-        self._written: dict[int, tuple[Tensor, Tensor]] = {}
+        # By the identity of a tensor: it, where it lay when it was given (it may be laid elsewhere until the results
+        # are there), its twin. What is read alone has a twin of its own: the same tensor may be written, too.
+        self._read: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def of(self, name: str, value: Any) -> Any:
         """An argument as the host's group takes it."""
@@ -61,19 +65,24 @@ class Copies:
                     twin = transfers.to_host(t, self.reason).contiguous()
                     if name in self.row.updates:
                         twin = twin.clone()
-            twins[id(t)] = t, twin
-        return twins[id(t)][1]
+            twins[id(t)] = t, t.detach(), twin
+        return twins[id(t)][2]
 
     @property
     def nbytes(self) -> int:
         """Of all tensors that are taken."""
-        return sum(twin.nbytes for _, twin in (*self._read.values(), *self._written.values()))
+        return sum(twin.nbytes for _, _, twin in (*self._read.values(), *self._written.values()))
+
+    @property
+    def storages(self) -> list[torch.UntypedStorage]:
+        """Those that are written."""
+        return [storage_of(t) for t, _, _ in self._written.values()]
 
     def put_back(self) -> list[Tensor]:
         """Give the device's tensors what has been written; they are returned."""
-        for t, twin in self._written.values():
-            transfers.copy_(t, twin)
-        return [t for t, _ in self._written.values()]
+        for _, place, twin in self._written.values():
+            transfers.copy_(place, twin)
+        return [t for t, _, _ in self._written.values()]
 
 
 def _run_what_is_read(row: Collective, given: dict[str, Any], reason: Reason) -> None:
@@ -90,6 +99,8 @@ def _kernel(row: Collective) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = c10d.ProcessGroup.unbox(given["process_group"])
+        await_all(come=True)
+        await_values(list(given.values()))
         serving = _serve_the_host(group)
         calls.begin(row.op, given, DOORS[0].stream.config, serving)
         began = time.monotonic()
@@ -110,7 +121,9 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
-        work = FollowedWork(c10d.Work.unbox(boxed), finish, described(row, group, place)).boxed()
+        goes_on = row.is_for_all and DOORS[0].stream.config.mode == "fused"
+        storages = copies.storages if goes_on else []
+        work = ArrivingWork(c10d.Work.unbox(boxed), finish, described(row, group, place), storages).boxed()
         return (given[names[0]], work) if isinstance(out, tuple) else work
 
     return kernel

@@ -29,6 +29,9 @@ from ...tracing.opinfo import OpInfo
 from ...tracing.stream import Stream
 from . import buckets
 
+if distributed.is_available():
+    from ...ranks.work import FollowedWork, described, told
+
 NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 
 
@@ -73,8 +76,6 @@ def run_collective(
 
 def _started(stream: Stream, info: OpInfo, row: Collective, args: Any, kwargs: dict[str, Any]) -> Any:
     """Start a collective of `c10d`."""
-    from ...ranks.work import FollowedWork, described, told
-
     named = {**dict(zip(info.names, args, strict=False)), **kwargs}
     group = distributed.ProcessGroup.unbox(named["process_group"])
     calls.begin(row.op, named, stream.config, group)

@@ -20,6 +20,7 @@ from fused_eager.fusion_rules.lowering import leaves
 from ... import config
 from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
+from ...devices.arrivals import await_all, await_values
 from ...devices.buffer import LOCK
 from ...devices.home import Home
 from ...devices.storage import offset_of, storage_of
@@ -88,6 +89,7 @@ class Door:
 
     def value_of(self, t: Tensor, reason: Reason) -> Tensor:
         """A tensor's value as a view of the host's memory that nobody may write. Waits for it; raises as `array_of`."""
+        await_values(t)
         with LOCK:
             home = self.device.fetch(self.array_of(self.buffer_of(t), reason))
         return self.view_of(t, home)
@@ -110,6 +112,7 @@ class Door:
 
     def finish(self, reason: Reason) -> None:
         """Run all that is pending and wait for it."""
+        await_all()
         with LOCK:
             run.flush(self.stream, reason)
         run.wait()
@@ -209,7 +212,8 @@ def write_report(path: str) -> None:
 
 
 def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
-    """The door of an op's first tensor that is on a device; if there is none, that of the device which is named.
+    """The door of an op's first tensor that is on a device; if there is none, that of the device which is named. All of
+    them hold their values then.
 
     Raises:
         RuntimeError: the process was forked from one that had the device.
@@ -219,6 +223,7 @@ def door_of(args: Any, kwargs: dict[str, Any]) -> Door | None:
             f"Cannot use {DOORS[0].device.type} in a forked subprocess. To use it with multiprocessing, you must use "
             "the 'spawn' start method"
         )
+    await_values([args, kwargs])
     for a in args:  # most often the first one is it
         if isinstance(a, Tensor) and is_on_device(a):
             return DOORS[a.get_device()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...devices.arrivals import EXPECTED
 from ...devices.buffer import LOCK
 from ...executing import run
 from ...log.reasons import Reason
@@ -54,7 +55,7 @@ class Stream(torch.Stream):
         door = DOORS[self.device_index]
         with LOCK:
             arrays = [b.array for b in door.device.table.values() if b.array is not None]
-            return not door.stream.nodes and all(a.is_ready() for a in arrays)
+            return not (EXPECTED or door.stream.nodes) and all(a.is_ready() for a in arrays)
 
     def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Nothing that is asked from here on happens before what was asked of `stream`: of another device it waits."""

@@ -10,6 +10,7 @@ from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
+from ...devices.arrivals import await_storage
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
 from ...devices.storage import offset_of, storage_of, swap_memory
@@ -106,6 +107,7 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Give a storage of a device so many bytes: what it holds stays as far as there is room, and zeros follow."""
     found = DOORS[storage.device.index or 0]
     device = found.device
+    await_storage(storage)
     with LOCK:
         b = device.buffer(storage)
         assert isinstance(b, AcceleratorBuffer)
@@ -137,6 +139,7 @@ def seen_as(t: Tensor) -> None:
     if t.dtype is torch.uint8 or t.dtype not in JAX_DTYPE or not is_dense(spec.shape, spec.strides):
         return
     found = DOORS[t.get_device()]
+    await_storage(storage)
     with LOCK:
         b = found.device.table.get(storage._cdata)
         if b is None or b.stream is not None or b.error is not None or b.home is None or b.home[0] is not torch.uint8:

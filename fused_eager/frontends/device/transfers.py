@@ -13,6 +13,7 @@ from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
+from ...devices.arrivals import await_values
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
 from ...devices.storage import storage_of
@@ -92,6 +93,7 @@ _COPY = info_of(aten.copy_.default)
 
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """`copy_` between a device and the host, or two devices."""
+    await_values([self, src])
     if not is_ours(self):
         self.copy_(to_host(src, Reason("sync.value", "aten.copy_.default")))
         return self
@@ -124,6 +126,7 @@ def _copied_as_it_is(door: Door, self: Tensor, src: Tensor) -> bool:
 
 def recorded(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Record an op; have ATen run it where it cannot be. Raises as `island` does."""
+    await_values([args, kwargs])
     try:
         with LOCK:
             return door.compute(info, args, kwargs)

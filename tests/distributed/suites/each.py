@@ -162,6 +162,31 @@ def asynchronously(d: str) -> Any:
 
 
 @program("each")
+def used_in_many_ways(d: str) -> Any:
+    """What a collective has written, overwritten, looked at in parts, kept from before, written again."""
+    x, flat = numbers(d, 6), room(d, 2 * WORLD)
+    before, part = x + 1, x[2:4]
+    dist.all_reduce(x)
+    after = part * 2
+    dist.all_reduce(x)
+    copy = x.clone()
+    dist.all_reduce(x)
+    x.zero_()
+    dist.all_gather_into_tensor(flat, numbers(d, 2))
+    tail = flat[-2:].tolist()
+    y = numbers(d, 3)
+    dist.all_reduce(y)
+    y.data = numbers(d, 3) + 5  # laid elsewhere: what was sent is not for it
+    z = numbers(d, 3).requires_grad_()
+    w = z * 2
+    dist.all_reduce(w.detach())
+    dist.broadcast(flat, 0)
+    flat[0] = 7
+    w.sum().backward()
+    return before, after, copy, x, torch.tensor(tail), y, flat, z.grad
+
+
+@program("each")
 def a_future(d: str) -> Any:
     x = numbers(d, 3)
     future = dist.all_reduce(x, async_op=True).get_future()

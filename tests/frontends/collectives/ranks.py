@@ -53,6 +53,7 @@ def the_report_has_them(d: str) -> Any:
     if RANK:
         time.sleep(0.3)
     dist.all_reduce(x)
+    x.cpu()
     rows = [r for r in report().facts.collectives.values() if r.op == "allreduce_"]
     assert rows and all(r.ranks == WORLD and r.seconds > 0 for r in rows), rows
     assert any("ranks.py" in r.site and r.bytes >= 256 for r in rows), rows
@@ -67,9 +68,41 @@ def the_report_has_them(d: str) -> Any:
 
 
 @program("faults")
+def a_collective_is_waited_for_where_its_result_is_used(d: str) -> Any:
+    """Not at its line, without `async_op`, nor where something else is computed."""
+    x, other = torch.arange(8.0, device=d) + RANK, numbers(d, 9) + 0
+    for t in (x, other * 2):  # what it takes to compile is no part of it
+        t.cpu()
+    dist.barrier()
+    if RANK:
+        time.sleep(0.8)
+    began = time.monotonic()
+    dist.all_reduce(x)
+    assert RANK or time.monotonic() - began < 0.5, "it has waited at its line"
+    part, doubled = x[2:4], (other * 2).cpu()
+    expected = WORLD * torch.arange(8.0) + sum(range(WORLD))
+    assert torch.equal(part.cpu(), expected[2:4]) and torch.equal(x.cpu(), expected)
+    assert RANK or time.monotonic() - began > 0.5
+    assert torch.equal(doubled, numbers("cpu", 9) * 2)
+
+
+@program("faults")
+def what_a_collective_cannot_do_is_raised_at_its_line_or_each_time_that_its_result_is_used(d: str) -> Any:
+    x = numbers(d, 4)
+    for use in (lambda: dist.all_reduce(x, op=dist.ReduceOp.BAND), lambda: x.tolist(), lambda: (x + 1).tolist()):
+        try:
+            if use() is not None:
+                raise AssertionError("no number can have come of it")
+        except RuntimeError as error:
+            assert "BAND" in str(error) and "allreduce of rank" in str(error) and "ranks.py:" in str(error), error
+            if "all_reduce" in "".join(traceback.format_tb(error.__traceback__)):
+                return  # at its line
+
+
+@program("faults")
 def a_rank_that_is_killed(d: str) -> Any:
-    """Last of all: the others raise at once, and what they hold is what it was."""
-    x = numbers(d, 1000)
+    """Last of all: the others raise at once, as often as they use what has not come; what they hold is what it was."""
+    x, kept = numbers(d, 1000), numbers(d, 3) + 1
     dist.barrier()
     if RANK == WORLD - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +114,13 @@ def a_rank_that_is_killed(d: str) -> Any:
         assert time.monotonic() - began < 30, "it took too long"
         assert f"Rank {RANK} waits in all_reduce at " in str(error) and "ranks.py:" in str(error), error
         assert f"rank {WORLD - 1} is lost: its process" in str(error), error
-        x.cpu()
+        try:
+            x.cpu()
+        except RuntimeError as again:
+            assert f"rank {WORLD - 1} is lost" in str(again), again
+        else:
+            raise AssertionError("the sum has not come") from error
+        assert kept.tolist() == (numbers("cpu", 3) + 1).tolist()
         assert (numbers(d, 3) + 1).cpu().tolist() == (numbers("cpu", 3) + 1).tolist()
         return
     raise AssertionError("a rank has gone, and nothing was raised")

@@ -1,0 +1,80 @@
+"""The work of a collective of a device's tensors: whoever uses a result waits for it, and not the program.
+
+It is as on a device whose queue the collective is a part of: `wait`, which torch calls where `async_op` is not asked
+for, only says that what comes later comes after it. A collective is started at its line all the same, in the program's
+order, and what it reads is waited for before: so each waits for those alone that were started earlier, on every rank,
+and no two wait for one another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...devices.arrivals import EXPECTED, await_all
+from ...devices.buffer import LOCK
+from ...ranks.work import Finish, FollowedWork
+
+
+class ArrivingWork(FollowedWork):
+    """A work whose results are waited for where they are used.
+
+    Arguments:
+        storages: those that it writes; where there are none, `wait` is what waits.
+    """
+
+    def __init__(self, work: Any, finish: Finish, told: str, storages: list[torch.UntypedStorage]):
+        # Results are put back under the runtime's lock, which whoever waits for one of them may hold.
+        super().__init__(work, finish, told, once=LOCK)
+        self._storages = storages
+        self._is_expected = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Have whoever uses a result wait for it. With a timeout, and if there is nothing to wait for any more, wait
+        here. Raises as `block`."""
+        if timeout or not self._storages or super().is_completed():
+            return self.block(timeout)
+        _before_the_end()
+        self._is_expected = True
+        for storage in self._storages:
+            EXPECTED[storage._cdata] = self
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would not have to wait. After it, it is: whoever asks has waited."""
+        return self.block() if self._is_expected else super().is_completed()
+
+    def arrive(self) -> None:
+        """As `block`."""
+        self.block()
+
+    def has_come(self) -> bool:
+        """Whether all ranks have done their part, or it has failed."""
+        return super().is_completed()
+
+    def _finished(self, waited: float | None = None) -> Any:
+        with LOCK:
+            mine = [storage._cdata for storage in self._storages if EXPECTED.get(storage._cdata) is self]
+            for cdata in mine:  # else putting them back would wait for them
+                del EXPECTED[cdata]
+            try:
+                return super()._finished(waited)
+            except BaseException:
+                EXPECTED.update(dict.fromkeys(mine, self))
+                raise
+
+
+@functools.cache
+def _before_the_end() -> None:
+    """A process that ends does its part before: others wait for it."""
+    atexit.register(_all_have_come)
+
+
+def _all_have_come() -> None:
+    with contextlib.suppress(RuntimeError):  # a rank is lost, and nobody asks for what it would have sent
+        await_all()
