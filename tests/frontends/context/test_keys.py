@@ -78,6 +78,7 @@ def test_modes_and_keys_agree(name: str, first: str, restless: list[str]) -> Non
         warnings.simplefilter("ignore")
         door = current_door()
         assert door is not None
+        left = set(TABLE)  # by other tests
         if first == "back":
             number()
             assert door.bypassed
@@ -85,7 +86,7 @@ def test_modes_and_keys_agree(name: str, first: str, restless: list[str]) -> Non
             assert PROGRAMS[name]() == 6.0
             assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Python) == bool(stack())
             t = torch.zeros(5) + 1  # of no operand: it fails where keys say that there is a mode, and there is none
-            assert bool(TABLE) is not door.bypassed  # it is seen, or it is not
+            assert bool(set(TABLE) - left) is not door.bypassed  # it is seen, or it is not
             assert t.add(1).tolist() == [2.0] * 5
             del t
             number()  # the other way round
