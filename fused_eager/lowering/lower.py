@@ -19,8 +19,8 @@ from fused_eager.fusion_rules.lowering import Check, Hoisted, NoLowering, map_le
 from ..planning.donation import guards
 from ..planning.plan import Region
 from ..tracing.stream import Hole, Node, Ref, Use, starts
-from . import overlap
 from .failed import NodeFailed
+from .overlap import Behind, Writes, behind_results, reads_disjoint
 from .rewrites import LAYOUTS
 
 
@@ -37,7 +37,7 @@ class Function:
     region: Region
     bounds: bool
     checks: list[tuple[int, Check]] = field(default_factory=list)
-    behind: overlap.Behind = field(default_factory=dict)
+    behind: Behind = field(default_factory=dict)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         self.checks.clear()
@@ -95,14 +95,14 @@ class Function:
         kwargs = {k: map_leaves(fill, v) for k, v in node.kwargs.items() if k not in outs}
         specs = tuple(r.spec for r in node.results)
         try:
-            with disjoint(overlap.reads_disjoint(node, self.behind)):
+            with disjoint(reads_disjoint(node, self.behind)):
                 values, checks = lower(node.twin, args, kwargs, specs, self.bounds, layouts.places(node, reads))
         except NoLowering as error:
             raise NodeFailed(index, str(error), lasting=True) from None
         except Exception as error:
             raise NodeFailed(index, f"its lowering failed: {type(error).__name__}: {error}") from error
         self.checks.extend((index, c) for c in checks)
-        writes, read = overlap.Writes(node, self.behind), overlap.behind_results(node, self.behind)
+        writes, read = Writes(node, self.behind), behind_results(node, self.behind)
         for result, value, start in zip(node.results, values, starts(node), strict=True):
             dtype, shape = result.home
             with disjoint(result.base is None or writes.are_disjoint(result)):
