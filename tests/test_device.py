@@ -25,11 +25,11 @@ def quick(names: tuple[str, ...], *slow: str) -> list[Any]:
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/device")
 
 
-def run_suite(name: str, folder: Path, *arguments: str, **environment: str) -> None:
-    """Run one file of tests/device in a process of its own."""
+def run_suite(names: str, folder: Path, *arguments: str, **environment: str) -> None:
+    """Run files of tests/device in a process of their own."""
     given = {"TESTS_ON_DEVICE": "1", "FUSED_EAGER_CACHE": "", "FUSED_EAGER_CACHE_DIR": str(folder), **environment}
     done = subprocess.run(
-        [*PYTEST, f"tests/device/test_{name}.py", *(arguments or ("-m", "not slow"))],
+        [*PYTEST, *[f"tests/device/test_{name}.py" for name in names.split()], *(arguments or ("-m", "not slow"))],
         cwd=ROOT,
         env={**os.environ, "FUSED_EAGER_PROGRESS": "0", "OMP_NUM_THREADS": "1", **given},
         capture_output=True,
@@ -45,11 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize(
-    "name", quick(SUITES, "random", "recurrent", "sparse", "backward", "donation", "moving", "nested")
-)
-def test_fused_on_four_devices(name: str, tmp_path: Path) -> None:
-    run_suite(name, tmp_path, FUSED_EAGER_DEVICES="4")
+# Those for every change share a process: starting one takes as long as half of their tests.
+EACH_TIME = "attention backend compiler flex tensors training"
+
+
+@pytest.mark.parametrize("names", quick((EACH_TIME, *SUITES), *SUITES))
+def test_fused_on_four_devices(names: str, tmp_path: Path) -> None:
+    run_suite(names, tmp_path, FUSED_EAGER_DEVICES="4")
 
 
 @pytest.mark.parametrize("mode", quick(MODES, "fused", "debug"))

@@ -209,6 +209,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("fault", "shared"), CASES, ids=lambda x: x.__name__ if callable(x) else "shared" if x else "private"
 )

@@ -44,7 +44,7 @@ def options(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"--programs 1{' --' * bool(request.param)}{request.param}"
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_fresh_programs_agree_with_eager(part: int, options: str) -> None:
     for seed in range(FRESH + 10 * part, FRESH + 10 * part + 10):

@@ -49,7 +49,7 @@ def _agree(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.thinned(24)
+@pytest.mark.thinned(48)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_a_sample_of_each_op(part: list[str]) -> None:
     _agree(part, torch.float32, "strict", 1, QUICK)

@@ -698,7 +698,7 @@ def test_forward_mode_with_zero_tensors(mode: str) -> None:
     assert said.splitlines() == list(FORWARD_MODE)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_program(name: str, mode: str) -> None:

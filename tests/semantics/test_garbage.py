@@ -174,6 +174,7 @@ def left(program: Callable[[], None]) -> int:
         gc.enable()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_nothing_waits_for_the_collector_that_does_not_in_eager(program: Callable[[], None], options: str) -> None:

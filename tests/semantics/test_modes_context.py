@@ -532,6 +532,7 @@ def mkldnn_rnn() -> Any:
         return train, m(x), [p.grad for p in m.parameters()]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_program(name: str, mode: str) -> None:

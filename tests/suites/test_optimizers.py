@@ -43,7 +43,7 @@ WAYS = [(name, dtype) for name in DENSE for dtype in (torch.float32, torch.float
         if (name, dtype) != ("LBFGS", torch.float32)]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(("name", "dtype"), [
     pytest.param(*w, marks=[pytest.mark.slow] * (w[0] in IN_FULL)) for w in WAYS
     if w[1] is torch.float32 or w[0] == "LBFGS"

@@ -78,6 +78,7 @@ def wasteful() -> torch.Tensor:
     return grid.grad
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", [{}, {"mode": "strict"}, {"mode": "debug"}, {"compile": "auto"}], ids=str)
 def test_a_region_that_takes_many_times_what_it_computes_runs_in_aten(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

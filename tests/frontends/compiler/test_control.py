@@ -63,7 +63,7 @@ def outcome(function: Callable[[Tensor], Any], x: Tensor, trains: bool) -> list[
     return [*[t.detach() for t in tensors], *gradients]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("mode", ["fused", "strict"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_one_region_and_computes_what_eager_does(name: str, mode: str, seen: list[Event]) -> None:

@@ -74,7 +74,7 @@ def same(a: Any, b: Any, where: str) -> None:
 UPDATES = [name for name in PROGRAMS if name.startswith("update_of") and name != "update_of_what_is_returned"]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_does_in_eager(name: str, trains: bool) -> None:

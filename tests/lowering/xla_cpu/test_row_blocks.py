@@ -104,6 +104,7 @@ IN_BLOCKS: dict[str, tuple[Callable[..., Any], Arrays]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_what_depends_on_its_own_row_alone(name: str) -> None:
     function, arrays = IN_BLOCKS[name]
