@@ -62,7 +62,7 @@ def rehearse_alone(
         return None
     returned = most_returned(op, args, tensors)
     most = SMALL if is_loaded() or _Spent.seconds > IMPORT_S else LARGE
-    if returned is None or returned + sum(t.numel() for t in tensors) > most:
+    if returned is None or returned + sum(map(_taken, tensors)) > most:
         return None
     began = time.perf_counter()
     # Ops of each element may refuse zeros (integers divided by them); places in a tensor are looked at by others.
@@ -162,7 +162,16 @@ def _is_usual(op: OpOverload, tensors: list[torch.Tensor]) -> bool:
 
 
 def _elements(tensors: list[torch.Tensor], inferred: Inferred) -> int:
-    return sum(t.numel() for t in tensors) + sum(s.numel for s in inferred.fresh)
+    return sum(map(_taken, tensors)) + sum(s.numel for s in inferred.fresh)
+
+
+def _taken(t: torch.Tensor) -> int:
+    """The elements that a rehearsal goes through for a tensor: those between the ones of a column as well."""
+    return max(t.numel(), _extent(t))
+
+
+def _extent(t: torch.Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
 def _zeros(t: torch.Tensor) -> torch.Tensor:
@@ -170,7 +179,6 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(t: torch.Tensor, make: Callable[..., torch.Tensor]) -> torch.Tensor:
-    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    flat = make(reach, dtype=t.dtype, device=SEEN_AS).as_strided(t.shape, t.stride())
+    flat = make(_extent(t), dtype=t.dtype, device=SEEN_AS).as_strided(t.shape, t.stride())
     flat = flat.conj() if t.is_conj() else flat
     return flat._neg_view() if t.is_neg() else flat

@@ -104,3 +104,10 @@ def test_where_that_cannot_be_rehearsed_aten_runs_it(monkeypatch: pytest.MonkeyP
             assert [t.dtype for t in out] == [torch.bfloat16, torch.float32, torch.float32]
     assert {e.data["op"] for e in seen} == {"aten.native_layer_norm.default"}
     assert "too large to rehearse" in seen[0].data["reason"]
+
+
+def test_the_column_of_a_large_matrix_is_as_large_as_the_matrix() -> None:
+    """Its zeros would be written, and eager touches no more than the column."""
+    near, far = torch.ones(2, 2)[:, 0], torch.empty_strided((2,), (rehearsal.LARGE,))
+    assert isinstance(rehearse_alone(aten.exp.default, (near,), {}, [near]), Inferred)
+    assert rehearse_alone(aten.exp.default, (far,), {}, [far]) is None
