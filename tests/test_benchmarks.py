@@ -78,7 +78,7 @@ def _everyday(row: Workload) -> Any:
     return pytest.param(row.name, "fused", marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "system"),
     [

@@ -70,7 +70,6 @@ def test_every_mode_trains_to_the_losses_of_plain_pytorch(name: str, mode: str) 
     assert values == pytest.approx(plain_losses(name), rel=1e-3)
 
 
-@pytest.mark.slow
 # Read at every step, the second step is the first of the steady loop. Without, the programs still read the loss of the
 # second, so the third is the first that nobody reads, and the fourth follows upon one.
 @pytest.mark.thinned(4)

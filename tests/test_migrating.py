@@ -30,7 +30,6 @@ def run(script: Path, folder: Path, how: list[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_its_scripts_and_the_new_one_runs(page: Path, tmp_path: Path) -> None:

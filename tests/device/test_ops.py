@@ -62,7 +62,7 @@ def _gradients(out: Any, given: Any) -> list[torch.Tensor | None]:
     return list(torch.autograd.grad(total, wanted, allow_unused=True))  # type: ignore[arg-type]
 
 
-@pytest.mark.thinned(48)
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.formatted_name)
 def test_float32_forward_and_gradient(op: Any) -> None:
     if torch.float32 not in op.supported_dtypes("cpu"):

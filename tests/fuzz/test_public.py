@@ -24,7 +24,6 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.slow
 def test_some_functions_called_on_the_device(tmp_path: Path) -> None:
     done = run(tmp_path, "--calls", "3", "--one-in", "23")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

@@ -41,7 +41,7 @@ def _agree(chosen: Iterator[Case], limit: int | None, together: int = 1) -> None
     assert not tally.failures, "\n".join(f"{case} sample {i}: {text}" for case, i, text in tally.failures)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part[0]}-to-{part[-1]}")
 def test_one_sample_of_each_op(part: list[str]) -> None:
     _agree(cases(part, chains=(True,)), None, TOGETHER)

@@ -132,7 +132,6 @@ def test_signatures_and_pickles() -> None:
     assert pickle.loads(pickled[1]) is torch.utils.dlpack.to_dlpack
 
 
-@pytest.mark.slow
 def test_dynamo_refuses_no_fullgraph() -> None:
     said = in_process(
         """

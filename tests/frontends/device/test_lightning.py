@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 # As much of either half as is asked: registries, the classes to derive from, and a precision.
 STAND_IN = {
     "__init__.py": "",
@@ -73,7 +71,6 @@ print("registered")
 """
 
 
-@pytest.mark.slow
 def test_the_registries_are_filled_whichever_is_imported_first(tmp_path: Path) -> None:
     for package, precision in (("pytorch_lightning", "precision_plugin"), ("lightning_fabric", "precision")):
         for name, text in STAND_IN.items():

@@ -122,7 +122,6 @@ def test_sums_that_overflow_only_on_the_way() -> None:
         np.testing.assert_allclose(a / 1e38, b / 1e38, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_net_of_them_trains_as_eager_does(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the rows that choose them, whichever way images lie."""
