@@ -59,7 +59,8 @@ def _broadcast(args: Any, tensors: list[torch.Tensor]) -> int:
 
 
 def _operands(args: Any, tensors: list[torch.Tensor]) -> int:
-    return 4 * sum(t.numel() for t in tensors)
+    # A sum over no rows has as many numbers as there are columns.
+    return 4 * sum(math.prod(max(n, 1) for n in t.shape) for t in tensors)
 
 
 def _pairs(args: Any, tensors: list[torch.Tensor]) -> int:
@@ -72,16 +73,16 @@ def _pairs(args: Any, tensors: list[torch.Tensor]) -> int:
 def _product(args: Any, tensors: list[torch.Tensor]) -> int:
     """The rows of a matrix by the columns of the one after it, which are as many as what is added to them has."""
     left, right = [t for t in tensors if t.ndim == max(t.ndim for t in tensors)][-2:]
-    return left.numel() // max(left.shape[-1], 1) * right.shape[-1]
+    return math.prod(left.shape[:-1]) * right.shape[-1]
 
 
 def _distances(args: Any, tensors: list[torch.Tensor]) -> int:
     left, right = args[:2]
-    return int(left.numel() // max(left.shape[-1], 1) * right.shape[-2])
+    return math.prod(left.shape[:-1]) * int(right.shape[-2])
 
 
 def _squares(args: Any, tensors: list[torch.Tensor]) -> int:
-    return 4 * sum(t.numel() // max(min(t.shape[-2:]), 1) * max(t.shape[-2:]) for t in tensors if t.ndim >= 2)
+    return 4 * sum(math.prod(t.shape[:-2]) * max(*t.shape[-2:], 1) ** 2 for t in tensors if t.ndim >= 2)
 
 
 def _sizes(args: Any, tensors: list[torch.Tensor]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +17,13 @@ from torch.utils._pytree import tree_map
 
 from fused_eager import fused_eager
 from fused_eager.tracing import infer as module
+from fused_eager.tracing import rehearsal
 from fused_eager.tracing.infer import Fresh, Inferred, Same, Unknown, infer
 from fused_eager.tracing.opinfo import Kind, info_of
 from tests.op_db import OP_DB
 from tests.semantics.programs import in_process
+
+from .corpus import Asking, run
 
 aten = torch.ops.aten
 
@@ -127,53 +132,35 @@ def test_threads_infer_at_the_same_time() -> None:
     assert not failures
 
 
-class Both(TorchDispatchMode):
-    """Infers each op both ways; `asked` counts those that meta tensors know, `differing` names those that differ."""
+class Both(Asking):
+    """What tensors on `meta` say, beside what fake tensors say."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-        self.differing: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensors = [t for t in leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-        plain = all(type(t) is torch.Tensor and t.layout == torch.strided for t in tensors)
-        if plain and info_of(func).kind is Kind.COMPUTE and module._meta_suffices(func, args, tensors):
+    def ask(self, op: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        if module._meta_suffices(op, args, tensors):
             with module.LOCK, module.silence():
-                quick = module._on_meta(func, args, kwargs, tensors)
+                quick = module._on_meta(op, args, kwargs, tensors)
                 if quick is not None:
                     self.asked += 1
-                    slow = module._run(func, args, kwargs, tensors, module._fake())
+                    slow = module._run(op, args, kwargs, tensors, module._fake())
                     if quick != slow:
-                        self.differing.append(f"{func}: {quick} instead of {slow}")
-        return func(*args, **kwargs)
+                        self.differing.append(f"{op}: {quick} instead of {slow}")
+
+
+def _first_samples(infos: Any) -> Iterator[tuple[Any, Any]]:
+    for info in infos:
+        dtype = torch.float32 if torch.float32 in info.supported_dtypes("cpu") else torch.int64
+        differentiable = dtype.is_floating_point and info.supports_autograd
+        samples = info.sample_inputs("cpu", dtype, requires_grad=differentiable)
+        yield from ((info, sample) for sample in itertools.islice(samples, 1))
 
 
 # One quarter is enough to see that the two have grown apart; the others are part of `make test-full`.
 @pytest.mark.parametrize("quarter", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)]])
 def test_meta_tensors_know_what_fake_tensors_know(quarter: int) -> None:
-    asked, differing = 0, []
-    for info in OP_DB[quarter::4]:
-        dtype = torch.float32 if torch.float32 in info.supported_dtypes("cpu") else torch.int64
-        differentiable = dtype.is_floating_point and info.supports_autograd
-        sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiable)), None)
-        if sample is None:
-            continue
-        with Both() as both:
-            try:
-                out = info.op(sample.input, *sample.args, **sample.kwargs)
-                ends = [t for t in leaves([out]) if isinstance(t, torch.Tensor) and t.requires_grad]
-                inputs = [t for t in leaves([sample.input, sample.args]) if isinstance(t, torch.Tensor)]
-                inputs = [t for t in inputs if t.requires_grad]
-                if ends and inputs:
-                    torch.autograd.grad([t.sum() for t in ends], inputs, allow_unused=True)
-            except (RuntimeError, AssertionError):
-                pass  # what torch refuses here is no matter of inference
-        asked += both.asked
-        differing += both.differing
-    assert not differing, "\n".join(differing)
-    assert asked > 200
+    both = Both()
+    run(both, _first_samples(OP_DB[quarter::4]))
+    assert not both.differing, "\n".join(both.differing)
+    assert both.asked > 200
 
 
 def _last_first(x: Any) -> Any:
@@ -224,7 +211,7 @@ def test_where_strides_are_not_known_is_in_a_table(quarter: int) -> None:
                 ends = [t.sum() for t in leaves([out]) if isinstance(t, torch.Tensor) and t.requires_grad]
                 if ends:
                     torch.stack([end.real for end in ends]).sum().backward()
-    assert striding.differing <= module._OTHER_STRIDES
+    assert striding.differing <= rehearsal._OTHER_STRIDES
 
 
 LARGE = torch.zeros(4, 9, 60, 60).contiguous(memory_format=torch.channels_last)
