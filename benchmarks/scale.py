@@ -118,7 +118,7 @@ def _entries(size: int) -> float:
 
 
 def _threads(size: int) -> float:
-    """Seconds of the processor's for an op, of `size` threads with a stream each."""
+    """Seconds for an op, of `size` threads with a stream each that run at the same time."""
     import torch
 
     from fused_eager import fused_eager
@@ -146,7 +146,7 @@ def _threads(size: int) -> float:
 
 
 def _run(size: int) -> float:
-    """Mebibytes by which a loop has grown after `size` ops, above what it had after the first tenth of the smallest."""
+    """Mebibytes by which a loop has grown after `size` ops, above what it had after 40,000."""
     import torch
 
     from fused_eager import fused_eager
