@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 
+from fused_eager.cache.exits import call_at_exit
 from fused_eager.cache.forks import call_after_fork
 
 
@@ -29,7 +29,7 @@ class Writer:
         self._reset()
         call_after_fork(self._reset)
         reference = weakref.ref(self)
-        atexit.register(_flush_at_exit, reference)
+        call_at_exit(_flush_at_exit, reference)
 
     def submit(self, size: int, job: Callable[[], None]) -> bool:
         """Queues a job that holds `size` bytes; False when the queue is full or no thread can be started."""

@@ -11,7 +11,6 @@ nobody sees it before it is complete.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fused_eager.cache.background import Writer
+from fused_eager.cache.exits import call_at_exit, error_at_exit
 
 from .. import progress
 from ..bounded import Bounded
@@ -132,7 +132,7 @@ class Queue:
         with self._lock:
             if self._writer is None:
                 self._writer = Writer(max_bytes=0, exit_flush_s=threading.TIMEOUT_MAX, name="fused-eager-compiler")
-                atexit.register(self._close)  # after the writer's own, so it comes before that
+                call_at_exit(self._close)  # after the writer's own, so it comes before that
             self._open += 1
 
         def job() -> None:
@@ -186,7 +186,8 @@ class Queue:
             return
         assert self._writer is not None
         try:
-            if self.is_kept and not hasattr(sys, "last_value"):  # nor has anything been raised that nobody has handled
+            has_failed = hasattr(sys, "last_value") or error_at_exit() is not None
+            if self.is_kept and not has_failed:
                 progress.until(self._writer.flush, "finishing the compilation that XLA is at")
         finally:
             COMPILER.close()

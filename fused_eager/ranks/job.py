@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -15,6 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from torch import distributed
+
+from fused_eager.cache.exits import call_at_exit, error_at_exit
 
 from ..config import Config
 from ..errors import FusedEagerError
@@ -49,7 +50,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
         _current[:] = [began]
         began.start()
         if not _watched:
-            _watched.append(atexit.register(_ends))
+            call_at_exit(_ends)
             _watched.append(_chain_excepthook())
 
 
@@ -73,7 +74,16 @@ def _attempt(store: Any) -> str:
 def _ends() -> None:
     found = current()
     if found is not None:
+        error = error_at_exit()
+        if error is not None:
+            found.raised(error, _line_of(error.__traceback__))
         found.stop()
+
+
+def _line_of(trace: TracebackType | None) -> str:
+    """The program's own line where an error was raised."""
+    lines = [f for f in traceback.extract_tb(trace) if status.is_programs(f.filename)]
+    return f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
 
 
 def _chain_excepthook() -> Any:
@@ -82,8 +92,7 @@ def _chain_excepthook() -> Any:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         found = current()
         if found is not None:
-            lines = [f for f in traceback.extract_tb(trace) if status.is_programs(f.filename)]
-            found.raised(error, f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "")
+            found.raised(error, _line_of(trace))
         before(kind, error, trace)
 
     sys.excepthook = hook

@@ -142,7 +142,8 @@ def place(detailed: bool = False) -> Place:
             break
         if file.startswith(_SURE):
             waited_for = getattr(frame.f_locals.get("self"), "called", "") if file == _WORK else ""
-            collective, is_sure = waited_for or name, True
+            is_ours = name.startswith("_")  # no function that a program calls
+            collective, is_sure = waited_for or (collective if is_ours and is_sure else name), True
             if detailed and file == _CALLS:
                 group = frame.f_locals.get("group", group)
         elif not is_sure and file != _WRAPS and file.startswith(_USERS) and name != "<module>":  # imported just now

@@ -10,7 +10,6 @@ be right, or would be lost by being written, is an `OptionError` where the conte
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -23,6 +22,8 @@ import threading
 import time
 import warnings
 from typing import Any
+
+from fused_eager.cache.exits import call_at_exit
 
 from ..config import OPTIONS, Config, OptionError, as_option
 from ..log import site
@@ -61,7 +62,7 @@ class Writer:
         self._write([_line("start", 0.0, 0, _start(job))])
         self.thread = threading.Thread(target=self._work, daemon=True, name="fused_eager report")
         self.thread.start()
-        atexit.register(self.close)
+        call_at_exit(self.close)
 
     def __call__(self, event: Event) -> None:
         """The sink."""

@@ -237,6 +237,7 @@ def store_stopped(c: Case) -> None:
             if number == FAULT_AT:
                 c.say("fault")
                 if c.rank == 0:
+                    time.sleep(1.0)  # all have told one another of their connections: a store that hangs tells nobody
                     _stop()
             c.step(number)
     c.say("done")

@@ -11,7 +11,6 @@ process imports the program's main module again, and a forked one may not touch 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import json
@@ -29,6 +28,7 @@ import jaxlib
 import ml_dtypes
 import numpy
 
+from fused_eager.cache.exits import call_at_exit
 from fused_eager.fusion_rules.cores import usable_cores
 
 from ..executable import Abandoned, Unavailable
@@ -268,7 +268,7 @@ def _name(number: int) -> str:
 
 
 COMPILER = Compiler()
-atexit.register(COMPILER.close)  # at once, so that it comes after whoever waits for it first
+call_at_exit(COMPILER.close)  # at once, so that it comes after whoever waits for it first
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=COMPILER.before_fork, after_in_parent=COMPILER.after_fork, after_in_child=COMPILER.forget

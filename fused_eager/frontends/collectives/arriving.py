@@ -8,13 +8,14 @@ and no two wait for one another.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
+
+from fused_eager.cache.exits import call_at_exit
 
 from ...devices.arrivals import EXPECTED, await_all
 from ...devices.buffer import LOCK
@@ -72,7 +73,7 @@ class ArrivingWork(FollowedWork):
 @functools.cache
 def _before_the_end() -> None:
     """A process that ends does its part before: others wait for it."""
-    atexit.register(_all_have_come)
+    call_at_exit(_all_have_come)
 
 
 def _all_have_come() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from fused_eager.cache.exits import call_at_exit
 
 from ... import profiled
 from ...config import Config
@@ -100,7 +101,7 @@ def load(path: Path) -> ModuleType:
     found.loader.exec_module(module)
     module.connect(**shared())
     module.open(not profiled.on)
-    atexit.register(module.open, False)  # a thread that goes on would look for an interpreter
+    call_at_exit(module.open, False)  # a thread that goes on would look for an interpreter
     return module
 
 

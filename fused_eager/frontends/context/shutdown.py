@@ -7,11 +7,12 @@ training that is over and done would have failed.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import threading
 import time
+
+from fused_eager.cache.exits import call_at_exit
 
 from ...executing.deferred_checks import DEFERRED, wait
 from ...log.events import LOG
@@ -22,7 +23,7 @@ PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in wh
 @functools.cache
 def arrange() -> None:
     """Have it done at the end of this process."""
-    atexit.register(_leave, os.getpid())
+    call_at_exit(_leave, os.getpid())
 
 
 def _leave(process: int) -> None:
