@@ -215,6 +215,15 @@ def test_a_number_of_the_cpu_may_be_an_operand() -> None:
     assert (grid() * torch.tensor(2.0)).tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
+def test_the_numbers_of_a_list_op_are_on_the_cpu() -> None:
+    t, numbers = torch.arange(1.0, 4.0, device=TPU), torch.tensor([2.0, 3.0])
+    out = torch._foreach_addcdiv([t, t], [t, t], [t, t], numbers)
+    torch._foreach_addcmul_([t], [t], [t], numbers[1:])
+    numbers.zero_()
+    assert [o.tolist() for o in out] == [[3, 4, 5], [4, 5, 6]]
+    assert t.tolist() == [4, 14, 30]
+
+
 def test_an_op_without_a_lowering_is_named_in_the_report() -> None:
     from fused_eager import report
 

@@ -62,8 +62,8 @@ def _on(key: DispatchKeySet, op: OpOverload) -> Callable[..., Any]:
 
 
 def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of an op as it is recorded: a number that the host has as a tensor, and indices, are brought to the
-    device; a device that is named is the one whose ops are recorded.
+    """The arguments of an op as it is recorded: a number that the host has as a tensor, indices, and the numbers of a
+    list op are brought to the device; a device that is named is the one whose ops are recorded.
 
     Raises:
         RuntimeError: a tensor is elsewhere.
@@ -72,7 +72,8 @@ def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tup
     def enter(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or door.device.holds(leaf):
             return leaf
-        if leaf.is_cpu and (leaf.ndim == 0 or (info.op._schema.name in _INDEXED and _is_index(leaf))):
+        is_index = info.op._schema.name in _INDEXED and _is_index(leaf)
+        if leaf.is_cpu and (leaf.ndim == 0 or is_index or info.op in _NUMBERED):
             return transfers.to_device(door, leaf)
         raise RuntimeError(transfers.DIFFER.format(f"{door.device.name} and {leaf.device}", info.op))
 
@@ -81,6 +82,11 @@ def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tup
 
 
 _INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+
+# Their last argument has a number for each tensor of the lists, and is on the CPU for any device.
+_NUMBERED = frozenset(
+    getattr(torch.ops.aten, f"_foreach_{name}").Tensor for name in ("addcmul", "addcmul_", "addcdiv", "addcdiv_")
+)
 
 
 def _is_index(t: Tensor) -> bool:
