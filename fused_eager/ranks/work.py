@@ -64,6 +64,7 @@ class FollowedWork(c10d.Work):
         told: what the collective is and where it was called, for errors.
         once: whoever has it may put the results where they belong.
         is_pythons: C++ hands it to Python and does not keep it. Nobody need wait for what is sent.
+        is_told_only: `finish` tells somebody of it, and the results are where the group has put them.
 
     C++ may hold its own half alone, which without this one would wait forever: it is kept until it is finished.
     """
@@ -71,7 +72,15 @@ class FollowedWork(c10d.Work):
     _kept: ClassVar[set[FollowedWork]] = set()
     _handed: ClassVar[Any] = threading.local()  # in each thread the last one that is on its way to Python
 
-    def __init__(self, work: Any, finish: Finish, told: str, is_pythons: bool = False, once: Any = None):
+    def __init__(
+        self,
+        work: Any,
+        finish: Finish,
+        told: str,
+        is_pythons: bool = False,
+        once: Any = None,
+        is_told_only: bool = False,
+    ):
         super().__init__()
         self._work, self._finish, self._told = work, finish, told
         self._once = once or threading.Lock()
@@ -79,7 +88,7 @@ class FollowedWork(c10d.Work):
         # As the program names it, if it is the program that has called it.
         self.called = at.collective if at.collective in _PUBLIC else told.partition(" ")[0]
         self._where = f"waits in {self.called} at {at.line}"
-        self._is_finished = False
+        self._is_finished, self._is_told_only = False, is_told_only
         self._results: list[Tensor] | None = None  # None: those of the group's work
         self._future: Any = None
         if is_pythons:
@@ -151,11 +160,25 @@ class FollowedWork(c10d.Work):
         """A future of `result`. What the host's group has none for (sending, receiving) is waited for."""
         if self._future is None:
             try:
-                self._future = _THEN(self._work.get_future(), self._followed)
+                future = self._work.get_future()
+                if self._is_told_only:
+                    # The group's own, for C++: of one that Python has made it cannot tell that it is of tensors.
+                    future.add_done_callback(self._told_of)
+                    self._future = future
+                else:
+                    self._future = _THEN(future, self._followed)
             except RuntimeError:
                 self._future = torch.futures.Future()
                 self._future.set_result(self.result())
         return self._future
+
+    def _told_of(self, done: Any) -> None:
+        try:
+            done.value()
+        except BaseException:  # whoever waits for it raises it
+            self._kept.discard(self)
+        else:
+            self._finished()
 
     def _followed(self, done: Any) -> Any:
         try:

@@ -25,6 +25,7 @@ KINDS = [
     "bucket_view_small",
     "static_graph",
     "ready_future",
+    "builtin_fp16_hook",
     "unused_view",
     "optimizer_in_hooks",
     "collectives",

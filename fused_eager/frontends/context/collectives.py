@@ -97,5 +97,8 @@ def _started(stream: Stream, info: OpInfo, row: Collective, args: Any, kwargs: d
     if boxed is None:
         return None  # a monitored barrier
     is_pythons = not (row.is_for_all or _WITHIN.functional)
-    work = FollowedWork(distributed.Work.unbox(boxed), ended, described(row, group, place), is_pythons).boxed()
+    followed = FollowedWork(
+        distributed.Work.unbox(boxed), ended, described(row, group, place), is_pythons, is_told_only=True
+    )
+    work = followed.boxed()
     return (*out[:-1], work) if isinstance(out, tuple) else work

@@ -196,6 +196,12 @@ def gradients_in_half_their_bits(d: str) -> Any:
 
 
 @program("parallel")
+def gradients_in_half_their_bits_by_the_built_in_hook(d: str) -> Any:
+    kind = dist.BuiltinCommHookType.FP16_COMPRESS
+    return hooked(d, lambda model: model._register_builtin_comm_hook(kind), rounds=True)
+
+
+@program("parallel")
 def gradients_of_low_rank(d: str) -> Any:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
