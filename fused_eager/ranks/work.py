@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -20,8 +22,22 @@ from .table import Collective
 Tensor = torch.Tensor
 Finish = Callable[[float | None], list[Tensor] | None]
 # A context has others, for what the program hangs on a future, and waits for.
-_THEN, _WAIT = torch._C.Future.then, c10d.Work.wait
+_THEN, _TELL, _WAIT = torch._C.Future.then, torch._C.Future.add_done_callback, c10d.Work.wait
 _PUBLIC = frozenset(distributed.distributed_c10d.__all__)
+
+_GIVEN: weakref.WeakKeyDictionary[Any, FollowedWork] = weakref.WeakKeyDictionary()  # to a reducer, for its next pass
+
+
+def kept_for_reducers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Reducer._set_forward_pass_work_handle`: C++ keeps its own half of the work alone, and asks it for its result
+    when it has been finished."""
+
+    @functools.wraps(original)
+    def _set_forward_pass_work_handle(self: Any, work: Any, use_static_world_size: bool) -> None:
+        _GIVEN[self] = work
+        original(self, work, use_static_world_size)
+
+    return _set_forward_pass_work_handle
 
 
 def told(row: Collective, group: Any, nbytes: int, fetched: float, place: str) -> Callable[[float | None], None]:
@@ -163,7 +179,7 @@ class FollowedWork(c10d.Work):
                 future = self._work.get_future()
                 if self._is_told_only:
                     # The group's own, for C++: of one that Python has made it cannot tell that it is of tensors.
-                    future.add_done_callback(self._told_of)
+                    _TELL(future, self._told_of)
                     self._future = future
                 else:
                     self._future = _THEN(future, self._followed)

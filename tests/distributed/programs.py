@@ -212,14 +212,6 @@ def power_sgd(rank: int, context: Context) -> Any:
     return train(rank, context, steps=6, prepare=prepare)
 
 
-def batched_power_sgd(rank: int, context: Context) -> Any:
-    def prepare(ddp: DDP) -> None:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-        ddp.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
-
-    return train(rank, context, steps=6, made="before", prepare=prepare)
-
-
 def own_hook(rank: int, context: Context) -> Any:
     """A hook that looks at everything, keeps state that the context makes, and works on in what follows the future."""
 

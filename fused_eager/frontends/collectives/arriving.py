@@ -50,6 +50,12 @@ class ArrivingWork(FollowedWork):
         """Whether `wait` would not have to wait. After it, it is: whoever asks has waited."""
         return self.block() if self._is_expected else super().is_completed()
 
+    def get_future(self) -> Any:
+        """As on any work. Who has waited may look at its value at once, as the reducer does from C++."""
+        if self._is_expected:
+            self.block()
+        return super().get_future()
+
     def arrive(self) -> None:
         """As `block`."""
         self.block()

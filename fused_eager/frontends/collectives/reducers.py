@@ -19,6 +19,7 @@ from torch import distributed
 from torch._C import _distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...ranks.work import kept_for_reducers
 from ..device.transfers import is_ours
 
 _EMPTY = torch.ops.aten.empty.memory_format
@@ -76,5 +77,6 @@ def install(serve: Callable[[Any], Any]) -> None:
     kind: Any = c10d.Reducer
     kind.__init__ = _made(kind.__init__, serve)
     kind._set_static_graph = _set(kind._set_static_graph)
+    kind._set_forward_pass_work_handle = kept_for_reducers(kind._set_forward_pass_work_handle)
     package: Any = distributed
     package._register_builtin_comm_hook = _built_in(c10d._register_builtin_comm_hook)

@@ -30,6 +30,8 @@ IS_AVAILABLE = distributed.is_available()
 if IS_AVAILABLE:
     from torch._C import _distributed_c10d as c10d
 
+    from ...ranks.work import kept_for_reducers
+
 
 def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
@@ -183,6 +185,7 @@ def watch() -> None:
         kind._fused_eager_watched = True
         kind.__init__ = _made(kind.__init__)
         kind.prepare_for_backward = _prepared(kind.prepare_for_backward)
+        kind._set_forward_pass_work_handle = kept_for_reducers(kind._set_forward_pass_work_handle)
 
 
 watch()

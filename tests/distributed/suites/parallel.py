@@ -94,6 +94,19 @@ def ranks_with_more_batches(d: str) -> Any:
 
 
 @program("parallel")
+def ranks_with_more_batches_that_average_over_those_that_are_left(d: str) -> Any:
+    """C++ waits for how many these are, and asks for the result of what it has waited for."""
+    model = nn.parallel.DistributedDataParallel(net().to(d), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(3 - RANK):
+            optimizer.zero_grad()
+            model(waves(d, 6, 8, shift=step + RANK)).square().mean().backward()
+            optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@program("parallel")
 def experts(d: str) -> Any:
     """A mixture of experts: tokens go to the rank of their expert and come back, with their gradients."""
     torch.manual_seed(0)
