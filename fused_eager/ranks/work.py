@@ -14,6 +14,8 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
+from fused_eager.fusion_rules.lowering import leaves
+
 from ..errors import FusedEagerError
 from ..log.events import LOG
 from . import job, order, status
@@ -61,6 +63,16 @@ def told(row: Collective, group: Any, nbytes: int, fetched: float, place: str) -
         )  # fmt: skip
 
     return ended
+
+
+def nbytes_of(values: list[Any]) -> int:
+    """The bytes of the tensors among these values; memory that several have is counted once."""
+    taken: dict[int, int] = {}
+    for t in leaves(values):
+        if isinstance(t, Tensor):
+            parts = [t._indices(), t._values()] if t.layout is torch.sparse_coo else [t]
+            taken.update((p.untyped_storage()._cdata, p.nbytes) for p in parts if torch._C._has_storage(p))
+    return sum(taken.values())
 
 
 def described(row: Collective, group: Any, place: str) -> str:

@@ -30,7 +30,7 @@ from ...tracing.stream import Stream
 from . import buckets
 
 if distributed.is_available():
-    from ...ranks.work import FollowedWork, described, told
+    from ...ranks.work import FollowedWork, described, nbytes_of, told
 
 NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 
@@ -88,9 +88,8 @@ def _started(stream: Stream, info: OpInfo, row: Collective, args: Any, kwargs: d
         run.flush_first([*native.buffers_of(tensors), *buckets.pending()], reason)
         native.make_ready(info, args, kwargs, reason)
         buckets.finish(reason)
-    taken = {t.untyped_storage()._cdata: t.nbytes for t in leaves(list(named.values())) if isinstance(t, torch.Tensor)}
     place = str(reason.site)
-    ended = told(row, group, sum(taken.values()), time.monotonic() - began, place)
+    ended = told(row, group, nbytes_of(list(named.values())), time.monotonic() - began, place)
     with functions_shown():
         out = call(info.op, args, kwargs)
     boxed = out[-1] if isinstance(out, tuple) else out
