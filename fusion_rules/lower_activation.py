@@ -16,8 +16,9 @@ from jax import lax
 
 from .elementwise import as_array, by_tensors, divide, enter_unary, isnan, kind, narrow, spread, torch_makes_nan, where
 from .lower_compare import at_least, at_most
-from .lowering import Context
+from .lowering import Context, cast, computation_dtype
 from .rule import OpClass, Promote, rule
+from .spec import JAX_DTYPE
 
 
 def _pointwise(*ops: str) -> Any:
@@ -327,9 +328,13 @@ def glu_backward_jvp(
     return lax.concatenate([d_to_value, d_to_gate], dim % x.ndim)
 
 
-@_pointwise("native_dropout_backward")
+@rule("native_dropout_backward.default", OpClass.POINTWISE)
 def native_dropout_backward(cx: Context, grad_output: Any, mask: Any, scale: float) -> Any:
-    return grad_output * mask * as_array(scale, grad_output.dtype)
+    # Whole numbers meet the mask before they are rounded: a negative one that is dropped is 0.0, not -0.0.
+    grad_output, mask = by_tensors((grad_output, mask))
+    kept = grad_output * mask
+    dtype = JAX_DTYPE[computation_dtype((kept, scale), {}, Promote.DEFAULT)]
+    return cast(kept, dtype) * as_array(scale, dtype)
 
 
 @_pointwise("_masked_scale")

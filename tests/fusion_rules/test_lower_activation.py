@@ -110,6 +110,12 @@ def test_dropped_numbers_leave_nan_and_signs(dtype: torch.dtype) -> None:
         assert_agrees(A.native_dropout_backward.default, grad, mask, 2.0)
 
 
+def test_dropped_whole_numbers_are_zeros_without_a_sign() -> None:
+    grad, mask = torch.tensor([-3, 3, -(2**62), -1] * 16), torch.arange(64) % 3 > 0
+    for dtype in (torch.int64, torch.int32, torch.bool):
+        assert_agrees(A.native_dropout_backward.default, grad.to(dtype), mask, 2.0)
+
+
 @pytest.mark.parametrize("eps", [None, 0.1, 0.5, 0.7, 1.5, -0.2, math.nan])
 def test_logit_within_bounds_that_may_have_changed_places(eps: float | None) -> None:
     x = torch.tensor([-0.5, 0.0, 0.05, 0.1, 0.3, 0.6, 0.9, 0.95, 1.0, 1.5, math.nan, math.inf, -math.inf] * 8)
