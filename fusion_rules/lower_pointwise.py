@@ -262,11 +262,19 @@ def power(x: Any, n: Any) -> Any:
     """x**n elementwise, operands of one dtype."""
     if kind(x) == "b":
         return x | ~n
-    if kind(x) in "fc":
-        # Complex powers lose digits in the exponent's product: the narrow type takes the wide one's.
-        wide = np.complex128 if kind(x) == "c" else x.dtype
-        return lax.pow(*together(x.astype(wide), n.astype(wide)))
+    if kind(x) == "f":
+        return lax.pow(*together(x, n.astype(x.dtype)))
+    if kind(x) == "c":
+        # The narrow type takes the wide one's: digits are lost in the exponent's product.
+        x, n = together(x.astype(np.complex128), n.astype(np.complex128))
+        return where(x == 0, _power_of_zero(n), lax.pow(x, n))
     return _integer_power(x, n)
+
+
+def _power_of_zero(n: Any) -> Any:
+    """Complex 0**n as `exp(n * log(0))` is it: not 1 for 0, but NaN."""
+    real = lax.real(n) * -math.inf - 0 * lax.imag(n)
+    return lax.complex(lax.exp(real), where(real < 0, jnp.zeros_like(real), math.nan))
 
 
 @rule(["pow.Tensor_Tensor", "pow.Scalar"], OpClass.POINTWISE, promote=Promote.BOOL_TO_LONG)
@@ -289,6 +297,8 @@ _POWERS: dict[float, Any] = {
 
 @rule("pow.Tensor_Scalar", OpClass.POINTWISE, promote=Promote.BOOL_TO_LONG, keep=["exponent"])
 def pow_scalar(cx: Context, self: Any, exponent: Any) -> Any:
+    if isinstance(exponent, complex) and exponent.imag == 0:
+        exponent = exponent.real
     if not isinstance(exponent, complex) and not (cx.out[0].dtype == torch.float16 and abs(exponent) == 0.5):
         special = _POWERS.get(float(exponent))
         if special is not None and (kind(self) in "fc" or exponent >= 0):

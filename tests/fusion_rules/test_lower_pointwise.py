@@ -96,6 +96,17 @@ def test_pow_by_number(dtype: torch.dtype, exponent: float) -> None:
     assert_agrees(A.pow.Tensor_Scalar, *grid(dtype), exponent, atol=1e-37)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_powers_of_zero(dtype: torch.dtype) -> None:
+    inf, nan = math.inf, math.nan
+    exponents = [3 - 2j, 0.5, 0, 2j, -1 + 1j, -2, complex(inf, 0), complex(-inf, 0), complex(1, inf), complex(0, nan)]
+    n = torch.tensor(exponents, dtype=dtype)
+    assert_agrees(A.pow.Tensor_Tensor, torch.zeros_like(n), n, signs=False)
+    assert_agrees(A.pow.Tensor_Tensor, torch.ones_like(n), n.nan_to_num(2.0, 2.0, 2.0))
+    for exponent in (0j, 1 + 0j, 2 + 0j, 1 - 2j, -1 + 1j):
+        assert_agrees(A.pow.Tensor_Scalar, torch.zeros_like(n), exponent, signs=False)
+
+
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_pow_of_integers_wraps(dtype: torch.dtype, exponent: int) -> None:
