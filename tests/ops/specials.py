@@ -29,12 +29,10 @@ from .corpus import (
 )
 from .exclusions import UNWRITTEN
 from .outcomes import difference, is_float, outcome, short
-from .special_exclusions import ACCEPTED, Accepted
+from .special_exclusions import ACCEPTED, INFINITE, Accepted
 from .special_patterns import NAN, filled, seeds
 
 NO_NAN = ("hides NaN", "infinite for NaN")
-# What differs where C's rules for infinite complex numbers are not kept.
-INFINITELY = (*NO_NAN, "overflows", "makes NaN", "infinite")
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,8 @@ def check(case: Case, sample: SampleInput, pattern: str) -> Difference:
             return Difference("overflows", found.text)
         if found.kind in NO_NAN and not case.dtype.is_complex and _are_independent(case, special, want, got, seed):
             return Difference("infinite for NaN" if _has_infinity_for_nan(want, got) else "independent", found.text)
-    if case.dtype.is_complex and found.kind in INFINITELY and pattern not in ("nan", "one nan"):
+    infinitely = (*NO_NAN, "overflows", *(("makes NaN", "infinite") if pattern in INFINITE else ()))
+    if case.dtype.is_complex and found.kind in infinitely and pattern not in ("nan", "one nan"):
         return Difference("infinite complex", found.text)
     broken = broken_row()
     return Difference("raises", broken) if broken and not found.kind else found
