@@ -36,7 +36,8 @@ def _clip(x: jax.Array, size: int, lost: float) -> Coordinate:
     top = size - 1
     inside = (x > 0) & (x < top)
     edge = jnp.where(x <= 0, 0.0, jnp.where(x >= top, float(top), lost))
-    return jnp.where(inside, x, edge.astype(x.dtype)), inside.astype(x.dtype)
+    moves = inside | jnp.isnan(x) if math.isnan(lost) else inside
+    return jnp.where(inside, x, edge.astype(x.dtype)), moves.astype(x.dtype)
 
 
 def _reflect(x: jax.Array, size: int, align: bool) -> Coordinate:
@@ -47,7 +48,7 @@ def _reflect(x: jax.Array, size: int, align: bool) -> Coordinate:
     sign = jnp.where(x < 0, -1.0, 1.0).astype(x.dtype)
     x = jnp.abs(x)
     rest = lax.rem(x, jnp.full_like(x, span))
-    even = lax.rem(jnp.floor(x / span), jnp.full_like(x, 2)) == 0
+    even = (lax.rem(jnp.floor(x / span), jnp.full_like(x, 2)) == 0) | ~lax.is_finite(x)
     return jnp.where(even, rest + low, span - rest + low), jnp.where(even, sign, -sign)
 
 
@@ -55,20 +56,25 @@ def _reflect(x: jax.Array, size: int, align: bool) -> Coordinate:
 OUTSIDE = -100.0
 
 
-def _lost(rank: int, size: int, backward: bool) -> float:
+def _lost(rank: int, size: int, backward: bool, stays: bool) -> float:
     """Where a coordinate that is NaN ends once it is clipped: ATen's kernels for images take the first pixel, those for
-    volumes the last one, and none for gradients."""
+    volumes the last one, and for gradients none, or leave it NaN where it `stays`."""
     if rank == 2:
         return 0.0
-    return OUTSIDE if backward else float(size - 1)
+    if backward:
+        return math.nan if stays else OUTSIDE
+    return float(size - 1)
 
 
-def _into(x: jax.Array, size: int, padding: int, align: bool, rank: int, backward: bool) -> Coordinate:
-    """A pixel coordinate as the padding mode moves it, and the derivative."""
+def _into(
+    x: jax.Array, size: int, padding: int, align: bool, rank: int, backward: bool, stays: bool = False
+) -> Coordinate:
+    """A pixel coordinate as the padding mode moves it, and the derivative; with `stays` one of a volume may be NaN."""
     if padding == ZEROS:
         # ATen's weights for images are NaN there, and volumes have none.
-        return (jnp.where(lax.is_finite(x), x, OUTSIDE) if rank == 3 else x), jnp.ones_like(x)
-    lost = _lost(rank, size, backward)
+        somewhere = lax.is_finite(x) | jnp.isnan(x) if stays else lax.is_finite(x)
+        return (jnp.where(somewhere, x, OUTSIDE) if rank == 3 else x), jnp.ones_like(x)
+    lost = _lost(rank, size, backward, stays)
     if padding == BORDER:
         return _clip(x, size, lost)
     y, slope = _reflect(x, size, align)
@@ -95,6 +101,11 @@ def _read(image: jax.Array, corner: list[jax.Array]) -> jax.Array:
     return jnp.where(inside[:, None], read, jnp.zeros((), image.dtype))
 
 
+def _whole(x: jax.Array, rank: int) -> jax.Array:
+    """A whole number as C++ casts it: in volumes the NaN that are left are 0."""
+    return jnp.where(jnp.isnan(x), 0, x) if rank == 3 else x
+
+
 def _all(masks: list[jax.Array]) -> jax.Array:
     """All of several masks."""
     out = masks[0]
@@ -119,8 +130,8 @@ def _sample(image: jax.Array, place: list[jax.Array], mode: int, padding: int, a
     """`[N, C, P]` from coordinates in pixels, already moved by the padding mode (bicubic: not yet)."""
     size = image.shape[2:]
     if mode == NEAREST:
-        return _read(image, [lax.round(p, lax.RoundingMethod.TO_NEAREST_EVEN) for p in place])
-    base = [lax.stop_gradient(jnp.floor(p)) for p in place]
+        return _read(image, [_whole(lax.round(p, lax.RoundingMethod.TO_NEAREST_EVEN), len(size)) for p in place])
+    base = [lax.stop_gradient(_whole(jnp.floor(p), len(size))) for p in place]
     part = [p - b for p, b in zip(place, base, strict=True)]
     if mode == BILINEAR:
         reach, weights = range(2), [[1 - t, t] for t in part]
@@ -131,12 +142,12 @@ def _sample(image: jax.Array, place: list[jax.Array], mode: int, padding: int, a
         corner = [b + reach[s] for b, s in zip(base, step, strict=True)]
         if mode == BICUBIC:
             corner = [_into(c, n, padding, align, len(size), False)[0] for c, n in zip(corner, size, strict=True)]
-        weight = weights[0][step[0]]
-        for w, s in zip(weights[1:], step[1:], strict=True):
-            weight = weight * w[s]
+        factors = [w[s] for w, s in zip(weights, step, strict=True)]
         if len(size) == 3:
             # For images ATen multiplies by what lies outside, for volumes it leaves it out.
-            weight = jnp.where(_inside(corner, size), weight, 0)
+            inside = _inside(corner, size)
+            factors = [jnp.where(inside, factor, 0) for factor in factors]
+        weight = math.prod(factors[1:], start=factors[0])
         term = _read(image, corner) * weight[:, None]
         total = term if total is None else total + term
     assert total is not None
@@ -147,12 +158,14 @@ def _places(
     grid: jax.Array, size: tuple[int, ...], mode: int, padding: int, align: bool, backward: bool
 ) -> list[Coordinate]:
     """Pixel coordinates `[N, P]` per dimension of the image, with their derivatives; the grid has x first."""
+    stays = grid.dtype == jnp.bfloat16  # of which ATen does not see that it is NaN, and takes the first voxel
+    grid = grid.astype(accumulator(grid.dtype))
     flat = grid.reshape(grid.shape[0], -1, grid.shape[-1])
     found = []
     for d, n in enumerate(size):
         x, slope = _unnormalize(flat[..., len(size) - 1 - d], n, align)
         if mode != BICUBIC:
-            x, more = _into(x, n, padding, align, len(size), backward)
+            x, more = _into(x, n, padding, align, len(size), backward, stays)
             slope = slope * more
         found.append((x, slope))
     return found
@@ -166,7 +179,7 @@ def grid_sampler(
     shape = cx.out[0].shape
     if 0 in shape:
         return jnp.zeros(shape, acc)
-    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners, False)
+    places = _places(grid, input.shape[2:], interpolation_mode, padding_mode, align_corners, False)
     out = _sample(input.astype(acc), [p for p, _ in places], interpolation_mode, padding_mode, align_corners)
     return out.reshape(shape)
 
@@ -181,7 +194,7 @@ def grid_sampler_backward(
         zeros = [jnp.zeros(x.shape, acc) for x in (input, grid)]
         return tuple(z for z, wanted in zip(zeros, output_mask, strict=False) if wanted) or zeros[1]
     image, g = input.astype(acc), grad_output.astype(acc).reshape(*grad_output.shape[:2], -1)
-    places = _places(grid.astype(acc), input.shape[2:], interpolation_mode, padding_mode, align_corners, True)
+    places = _places(grid, input.shape[2:], interpolation_mode, padding_mode, align_corners, True)
 
     def run(image: Any, place: Any) -> Any:
         return _sample(image, place, interpolation_mode, padding_mode, align_corners)

@@ -83,6 +83,17 @@ def test_positions_that_are_no_numbers(mode: int, padding: int) -> None:
             assert_same(A.grid_sampler_3d_backward.default, g, x, grid, mode, padding, False, [True, True])
 
 
+@pytest.mark.parametrize("mode", [BILINEAR, NEAREST])
+@pytest.mark.parametrize("padding", range(3))
+def test_a_nan_in_bfloat16_is_at_the_first_voxel(mode: int, padding: int) -> None:
+    x = torch.arange(54, dtype=torch.bfloat16).reshape(1, 2, 3, 3, 3)
+    grid = torch.zeros(1, 4, 1, 1, 3, dtype=torch.bfloat16)
+    grid.view(4, 3)[:3, 0] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    assert_same(A.grid_sampler_3d.default, x, grid, mode, padding, False)
+    g = torch.ones(1, 2, 4, 1, 1, dtype=torch.bfloat16)
+    assert_same(A.grid_sampler_3d_backward.default, g, x, grid, mode, padding, False, [True, True])
+
+
 def test_positions_that_are_no_numbers_between_pixels() -> None:
     x, grid = torch.randn(1, 2, 3, 3), _nowhere(2)
     assert_same(A.grid_sampler_2d.default, x, grid, BICUBIC, 0, False)
