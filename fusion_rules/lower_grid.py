@@ -101,7 +101,7 @@ def _read(image: jax.Array, corner: list[jax.Array]) -> jax.Array:
     return jnp.where(inside[:, None], read, jnp.zeros((), image.dtype))
 
 
-def _whole(x: jax.Array, rank: int) -> jax.Array:
+def _as_index(x: jax.Array, rank: int) -> jax.Array:
     """A whole number as C++ casts it: in volumes the NaN that are left are 0."""
     return jnp.where(jnp.isnan(x), 0, x) if rank == 3 else x
 
@@ -130,8 +130,8 @@ def _sample(image: jax.Array, place: list[jax.Array], mode: int, padding: int, a
     """`[N, C, P]` from coordinates in pixels, already moved by the padding mode (bicubic: not yet)."""
     size = image.shape[2:]
     if mode == NEAREST:
-        return _read(image, [_whole(lax.round(p, lax.RoundingMethod.TO_NEAREST_EVEN), len(size)) for p in place])
-    base = [lax.stop_gradient(_whole(jnp.floor(p), len(size))) for p in place]
+        return _read(image, [_as_index(lax.round(p, lax.RoundingMethod.TO_NEAREST_EVEN), len(size)) for p in place])
+    base = [lax.stop_gradient(_as_index(jnp.floor(p), len(size))) for p in place]
     part = [p - b for p, b in zip(place, base, strict=True)]
     if mode == BILINEAR:
         reach, weights = range(2), [[1 - t, t] for t in part]
