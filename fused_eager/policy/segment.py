@@ -94,6 +94,7 @@ class Segment:
     length: float = 0.0
     steady: Steady = field(default_factory=Steady)
     ran: dict[Place, Ran] = field(default_factory=dict)  # by the last fused one that ended there
+    one_way: bool = False  # nothing of the last fused one was recorded: it runs the same both ways
     asked: set[Ran] = field(default_factory=set)
     owed: list[tuple[Ran, Place, Choice | None]] = field(default_factory=list)
     offered: tuple[Place, Choice] | None = None
@@ -118,6 +119,7 @@ class Segment:
             if same and not native:
                 self.native.add(end, seconds)  # or chance decides, and holds on to our mode where torch is alone
             if not native:
+                self.one_way = same
                 self.ran[end] = ran = tuple(flushes)
                 if ran and ran not in self.asked and len(self.asked) < ASKS:
                     self.asked.add(ran)
@@ -220,8 +222,8 @@ class Segment:
 
     def _tells(self) -> bool:
         """Whether what was timed tells the ways apart."""
-        if list(self.fused.of(self.end)) == list(self.native.of(self.end)):
-            return True  # nothing was recorded: they are one way
+        if self.one_way:
+            return True
         (fused, error), (native, other) = self._takes(self.fused), self._takes(self.native)
         return is_clear(gain(fused, native), error**2 + other**2 + self.noise.variance)
 
@@ -236,6 +238,8 @@ class Segment:
     def _choose(self) -> bool:
         # Where nothing ended alike both ways there is nothing to compare: fused, as asked for.
         fused, native = self._takes(self.fused)[0], self._takes(self.native)[0]
+        if self.one_way:
+            native = fused  # when the other way is tried again, too: or chance decides after all
         if self.alone:
             native = min(native, usual(self.alone[1:] or self.alone)[0])
         kept, self.kept = self.kept, None
@@ -248,7 +252,7 @@ class Segment:
         if both and not to_native and native < FAR * fused and not self.tried:
             return self._try_alone(native)
         choice = Choice(to_native, fused, native)
-        if both:
+        if both and not self.one_way:
             self.owed.append((self.ran.get(self.end, ()), self.end, choice))
         return self._keep(choice, remembered=False)
 

@@ -71,6 +71,21 @@ def test_chance_decides_nothing_where_both_ways_are_the_same(monkeypatch: pytest
     assert ran == [False] * SAMPLES + [True] * (many - SAMPLES)
 
 
+def test_nor_when_the_other_way_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = ways(Clock(monkeypatch), fused=1.0, native=1.5, segments=8 * AGAIN, idle=True)
+    runs = [(native, len(list(together))) for native, together in itertools.groupby(ran)]
+    tries = [length for native, length in runs if not native]
+    assert len(tries) > 3 and max(tries) <= SAMPLES, "our mode was held on to"
+
+
+def test_what_is_recorded_later_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that was the same both ways, and is not any more."""
+    clock, own = Clock(monkeypatch), Autotuner()
+    ways(clock, fused=1.0, native=1.0, segments=AGAIN, own=own, idle=True)
+    ran = ways(clock, fused=0.5, native=1.0, segments=8 * AGAIN, own=own)
+    assert not any(ran[-SOON:])
+
+
 def test_one_slow_moment_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own = Clock(monkeypatch), Autotuner()
     ways(clock, fused=1.0, native=0.5, segments=SAMPLES + 1, own=own)
