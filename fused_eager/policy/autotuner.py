@@ -30,6 +30,7 @@ from .times import Place, Steady, Times
 TRUST, TRUST_MOST, CONFIRM = 2.0, 16.0, 2
 SOME, MOST = 8, 1024  # contexts in a row that are natively faster, until those that follow are taken to be
 PLACES = 1024
+IDLE = 4096  # segments in a row that are the same both ways, until torch alone is taken to suit what follows
 FLUSHES = 64  # in a segment that can be told from others elsewhere
 
 TURNS: tuple[Turn, ...] = ("step", "sync", "read")
@@ -107,6 +108,8 @@ class Autotuner:
     fused: bool = False  # some of it is faster fused
     begun: int = 0  # segments since the last turn
     single: Segment | None = None  # the one that there is in a turn
+    idle: int = 0  # segments in a row that are the same both ways,
+    idle_since: float = 0.0  # and when the first of them had ended
     unsure: set[Turn] = field(default_factory=lambda: set(TURNS))  # since the last one, something else was chosen
 
     def enter(self, place: Place) -> float:
@@ -160,6 +163,9 @@ class Autotuner:
                 self.last = self.running.took(seconds, self.native, key, self.flushes, same)
             if not self.chose_native:
                 self.unsure.update(TURNS)
+            self.idle = self.idle + 1 if self.running.one_way else 0
+            if self.idle == 1:
+                self.idle_since = now
         self.after, self.waiting, self.unread, self.disturbed = key, True, False, False
         self.flushes.clear()
         self.began = time.perf_counter()
@@ -215,6 +221,17 @@ class Autotuner:
         """Whether the segment that is running, or ran last, runs natively by choice."""
         return self.running is not None and self.running.chosen is True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the program has done nothing for long but read what is there. A few such reads say nothing: a step
+        may come after them that is faster fused, and torch alone would not see it."""
+        return self.idle > IDLE
+
+    @property
+    def suits_torch_alone(self) -> bool:
+        """Whether the segment that is running, or ran last, speaks for torch alone where it is followed by a turn."""
+        return self.is_idle or (self.chose_native and self.running is not None and not self.running.one_way)
+
     def native_until(self) -> float:
         """Until when the segment that is running is to run natively; 0 if it is not."""
         return self.running.until if self.running is not None and self.chose_native else 0.0
@@ -225,6 +242,9 @@ class Autotuner:
         known = turn not in self.unsure and not self.unread
         self.unsure.discard(turn)
         self.unread = self.unread or turn == "step"
+        if self.is_idle:  # for as long again: what comes then, and is faster fused, is late by no more than that
+            now = time.perf_counter()
+            return now + (now - self.idle_since)
         return self.native_until() if known else 0.0
 
     def turned(self) -> float:
@@ -239,7 +259,7 @@ class Autotuner:
         iteration = self.iteration
         if iteration.tried(time.perf_counter(), middle):
             Choice(iteration.alone, iteration.fused_s, middle).tell(iteration.place, remembered=False)
-        self.after = None
+        self.after, self.idle = None, 0
         self.restart()
 
     def restart(self) -> None:

@@ -90,7 +90,7 @@ class Policy:
     @property
     def may_bypass(self) -> bool:
         """Whether what follows the value that was read just now may be ATen's alone."""
-        return self.rests_long or self.autotuner.chose_native
+        return self.rests_long or self.autotuner.suits_torch_alone
 
     @property
     def bypasses_rounds(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from fused_eager import fused_eager
 from fused_eager.policy import autotuner
-from fused_eager.policy.autotuner import ENTRIES, SOME, Autotuner
+from fused_eager.policy.autotuner import ENTRIES, IDLE, SOME, Autotuner
 from fused_eager.policy.hotness import VARIANTS
 from fused_eager.policy.segment import AGAIN, LOSS, SOON, Segment
 from fused_eager.policy.times import SAMPLES, SURPRISES, Place, usual
@@ -76,6 +76,21 @@ def test_nor_when_the_other_way_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     runs = [(native, len(list(together))) for native, together in itertools.groupby(ran)]
     tries = [length for native, length in runs if not native]
     assert len(tries) > 3 and max(tries) <= SAMPLES, "our mode was held on to"
+
+
+def test_a_few_reads_do_not_speak_for_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may come after them that is faster fused, and torch alone would not see it begin. Many do, for as long
+    again."""
+    clock, own = Clock(monkeypatch), Autotuner()
+    ways(clock, fused=1e-3, native=1e-3, segments=IDLE, own=own, idle=True)
+    assert own.chose_native and not own.suits_torch_alone
+    ways(clock, fused=1e-3, native=1e-3, segments=1, own=own, idle=True)
+    assert own.suits_torch_alone
+    assert own.rest("read") - clock.now == pytest.approx(1e-3 * IDLE)
+    own.resume(0.0, 0.0)
+    assert not own.suits_torch_alone
+    ways(clock, fused=2.0, native=1.0, segments=4 * SAMPLES, own=own, first="step")
+    assert own.suits_torch_alone, "what was measured to be faster natively does at once"
 
 
 def test_what_is_recorded_later_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
