@@ -160,11 +160,21 @@ def make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) 
             protect(storage_of(t))
 
 
+PEEKS = 16  # numbers of one value that are read in a row until it had better be in native memory
+_peeked = [0, 0]  # the array that numbers were read of last, by identity, and how many
+
+
 def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
-    """The number in a one-element tensor. Its memory stays where it is, so a loop that reads a loss is not held up."""
+    """The number in a one-element tensor. Its memory stays where it is, so a loop that reads a loss is not held up; but
+    where a value is read element by element, each would cost what bringing all of it there does."""
     b = TABLE.get(storage_of(t)._cdata) if t.layout is torch.strided and torch._C._has_storage(t) else None
     if b is None:
         return through(info.op, (t,), {})
+    if b.array is not None:
+        _peeked[:] = id(b.array), _peeked[1] + 1 if _peeked[0] == id(b.array) else 1
+        if _peeked[1] > PEEKS:
+            make_ready(info, (t,), {}, reason)
+            return through(info.op, (t,), {})
     home = run.peek(b, reason)
     g = Geometry(tuple(t.shape), t.stride(), offset_of(t), t.dtype, t.is_conj(), t.is_neg())
     return through(info.op, (view(home, g),), {})

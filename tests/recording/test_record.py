@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fused_eager import fused_eager
-from fused_eager.devices.host.buffers import buffer_of
+from fused_eager.devices.host.buffers import TABLE, buffer_of
+from fused_eager.devices.storage import storage_of
 from fused_eager.log import site
 from fused_eager.recording import record
 from fused_eager.tracing import calls
@@ -371,3 +372,15 @@ def test_tensors_that_have_no_shape_or_no_strides(options: dict[str, str]) -> No
     wanted = program()
     with fused_eager(**options):  # type: ignore[arg-type]
         assert program() == wanted
+
+
+def test_a_value_that_is_read_element_by_element_comes_to_native_memory() -> None:
+    """Each number that is taken from XLA's memory costs what bringing all of them home does; a few stay there."""
+    with fused_eager(native="never"):
+        x, loss = torch.arange(100.0) * 2, torch.ones(2) * 3
+        assert [float(a) for a in x] == [2.0 * i for i in range(100)]
+        assert [float(a) for a in loss] == [3.0, 3.0]
+        assert storage_of(x)._cdata not in TABLE
+        assert storage_of(loss)._cdata in TABLE
+        x.add_(1)
+        assert float(x[7]) == 15.0
