@@ -122,6 +122,31 @@ def scaled_mm(
     return _scaled(self, mat2, (scale_a, scale_b), bias)
 
 
+_WHOLE, _BY_ROW = 0, 1  # torch.nn.functional.ScalingType
+
+
+@rule("_scaled_mm_v2.default", OpClass.CONTRACTION)
+def scaled_mm_by_recipes(
+    cx: Context,
+    self: Any,
+    mat2: Any,
+    scale_a: Any,
+    recipe_a: Any,
+    swizzle_a: Any,
+    scale_b: Any,
+    recipe_b: Any,
+    swizzle_b: Any,
+    bias: Any = None,
+    out_dtype: Any = None,
+    contraction_dim: Any = (),
+    use_fast_accum: bool = False,
+) -> Any:
+    need(len(scale_a) == len(scale_b) == 1, "it has several scales")
+    need({*recipe_a, *recipe_b} <= {_WHOLE, _BY_ROW}, "its scales are of blocks")
+    need(not any((*swizzle_a, *swizzle_b)) and not contraction_dim, "its numbers are in another order")
+    return _scaled(self, mat2, (scale_a[0], scale_b[0]), bias)
+
+
 @rule("_weight_int8pack_mm.default", OpClass.CONTRACTION)
 def weight_int8pack_mm(cx: Context, self: Any, mat2: Any, scales: Any) -> Any:
     return product(self, mat2.T.astype(self.dtype), MM) * scales.astype(accumulator(self.dtype))

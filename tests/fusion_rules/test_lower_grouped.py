@@ -63,7 +63,11 @@ def test_a_mixture_of_experts_trains_without_an_island(mode: str) -> None:
 )
 def test_scaled_floats(rows: Any, columns: Any, out: torch.dtype) -> None:
     a, b = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
-    assert_same(A._scaled_mm.default, a, b, torch.rand(rows), torch.rand(columns), out_dtype=out)
+    scales, recipe = (torch.rand(rows), torch.rand(columns)), [1 if rows else 0]
+    assert_same(A._scaled_mm.default, a, b, *scales, out_dtype=out)
+    if hasattr(A, "_scaled_mm_v2"):  # torch.nn.functional.scaled_mm
+        given = ([scales[0]], recipe, [], [scales[1]], recipe, [])
+        assert_same(A._scaled_mm_v2.default, a, b, *given, torch.rand(48), out)
 
 
 def test_weights_of_eight_bits() -> None:
