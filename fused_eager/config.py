@@ -80,7 +80,12 @@ class Config:
         "Python; or C++, which the program waits for (in mode fused)",
     )
     platform: str = _row("", "what JAX computes on for the device: tpu, cuda, rocm, cpu; empty: the best it finds")
-    devices: int = _row(0, "devices of the type `tpu`; 0: all that JAX finds (one, where the CPU stands in)", minimum=0)
+    devices: int = _row(
+        0,
+        "devices of the type `tpu`; 0: all that JAX finds (where the CPU stands in: one, or as many as a launcher has "
+        "started processes on the machine)",
+        minimum=0,
+    )
     rng: Literal["device", "torch_cpu"] = _row(
         "device",
         "which random numbers a device draws: its own, the same on every platform; or those of CPU tensors",

@@ -87,6 +87,25 @@ def test_a_program_is_given_the_device_without_an_import(tmp_path: Path) -> None
     assert done.stdout == "[2.0, 2.0]\n" and "tpu: 1 device, simulated by the CPU" in done.stderr
 
 
+RANK = """
+import os, torch
+torch.tpu.set_device(int(os.environ["LOCAL_RANK"]))
+print(torch.ones(2, device="tpu").device, torch.tpu.device_count())
+torch.tpu.set_device(3)
+"""
+
+
+def test_a_rank_may_take_the_device_of_its_number(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(RANK)
+    done = subprocess.run(
+        [sys.executable, "-m", "fused_eager", "run", "--device", "tpu", str(script)],
+        env={**os.environ, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.stdout == "tpu:2 3\n", done.stderr
+    assert "there is no device 3: there are 3 (0 to 2)" in done.stderr and "FUSED_EAGER_DEVICES" in done.stderr
+
+
 LOADER = """
 import os, warnings, torch
 warnings.simplefilter("always")

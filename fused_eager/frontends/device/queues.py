@@ -31,7 +31,10 @@ def index_of(device: Any = None) -> int:
             raise ValueError(f"expected a {torch._C._get_privateuse1_backend_name()} device, but got {device!r}")
         index = CURRENT[0] if named.index is None else named.index
     if not 0 <= index < len(DOORS):
-        raise RuntimeError(f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1})")
+        raise RuntimeError(
+            f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1}); where the CPU stands in, "
+            "FUSED_EAGER_DEVICES says how many"
+        )
     return index
 
 

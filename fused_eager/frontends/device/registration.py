@@ -104,8 +104,8 @@ def _devices() -> list[Any]:
     """The devices of JAX's that do the work, as the options say."""
     options = resolve()
     count = options.devices
-    if count and not _has_started():
-        jax.config.update("jax_num_cpu_devices", count)  # where the CPU turns out to be the best
+    if not _has_started():
+        jax.config.update("jax_num_cpu_devices", count or _local_ranks())  # where the CPU turns out to be the best
     platform = options.platform or _best()
     if platform == "cpu" and count:
         found = start("cpu")
@@ -120,6 +120,13 @@ def _devices() -> list[Any]:
     except RuntimeError as error:
         raise FusedEagerError(f"option 'platform' is {platform!r}, which JAX cannot start: {error}") from error
     return found[: count or len(found)]
+
+
+def _local_ranks() -> int:
+    """How many processes a launcher has started on this machine, as torchrun tells: each may take the device of its
+    number, `set_device(int(os.environ["LOCAL_RANK"]))`, as programs do everywhere."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(given), 1) if given.isdecimal() else 1
 
 
 def _has_started() -> bool:
