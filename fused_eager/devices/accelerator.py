@@ -23,6 +23,7 @@ from ..bounded import Bounded
 from ..log import site
 from ..xla import device as host_device
 from ..xla import enable_x64
+from .account import Account
 from .arrivals import EXPECTED, await_storage
 from .buffer import LOCK, Buffer, Table
 from .device import Device, Housekeeping, no_numbers
@@ -86,6 +87,7 @@ class Accelerator(Device):
         self._is_host = xla.platform == "cpu"
         self._numbers: Bounded[tuple[torch.dtype, bytes], jax.Array] = Bounded(256)
         self.link = float("inf") if self._is_host else LINK
+        self.account: Account = Account()
 
     @property
     def housekeeping(self) -> Housekeeping:  # type: ignore[override]
@@ -140,7 +142,10 @@ class Accelerator(Device):
 
     def told(self, error: Exception, where: str) -> Exception:
         """An error that speaks of memory as torch's own, which names the largest tensors."""
-        return out_of_memory(error, self.name, self.table, where) if is_of_memory(error) else error
+        if not is_of_memory(error):
+            return error
+        self.account.exhausted += 1
+        return out_of_memory(error, self.name, self.table, where)
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""

@@ -19,6 +19,7 @@ from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec
 
 from ..xla import enable_x64
+from .account import Account
 from .buffer import Buffer, Table
 from .home import Home
 
@@ -88,6 +89,7 @@ class Device(ABC):
     link = float("inf")  # bytes in a second that go between it and the host's memory
     is_here = True  # it can run what is compiled for it
     housekeeping = Housekeeping()
+    account: Account | None = None  # of its memory, where that is not the host's
     # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
     # finds memory for all of them.
     scratch_from: int | None = None

@@ -131,6 +131,9 @@ class Execution:
         if self.validates:
             validate.given(region, self.nodes, self.homes, args)
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
+        account = self.device.account
+        if account is not None and account.is_kept:
+            account.count(self.device.table, executable.needs)
         outputs, flags = executable.call(*args, *vectors)
         if self.validates:
             validate.computed(region, self.nodes, self.homes, outputs, flags, executable.checks)

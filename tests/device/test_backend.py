@@ -126,6 +126,24 @@ def test_memory_is_told_to_people_and_devices_are_meant_by_tensors() -> None:
     assert torch.tpu.current_device() == 0
 
 
+def test_the_most_memory_that_was_taken_is_counted_anew() -> None:
+    x = torch.ones(1 << 20, device=TPU)
+    torch.tpu.synchronize()
+    torch.tpu.reset_peak_memory_stats()
+    before = torch.tpu.max_memory_allocated()
+    assert before >= x.nbytes
+    many = [x + number for number in range(3)]
+    torch.tpu.synchronize()
+    assert torch.tpu.memory_allocated() >= before + 3 * x.nbytes
+    del many
+    most = torch.tpu.max_memory_allocated()
+    assert before + 3 * x.nbytes <= most <= before + 5 * x.nbytes
+    told = torch.tpu.memory_stats()
+    assert told["allocated_bytes.all.peak"] == told["active_bytes.all.peak"] == most <= told["reserved_bytes.all.peak"]
+    torch.tpu.reset_peak_memory_stats()
+    assert torch.tpu.memory_stats()["allocated_bytes.all.peak"] < most
+
+
 def test_a_forked_child_is_refused_and_does_not_hang() -> None:
     x = torch.ones(3, device=TPU)
     x.sum().item()

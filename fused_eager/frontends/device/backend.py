@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,19 @@ from typing import Any
 
 import torch
 
-from ...devices.buffer import LOCK
-from ...devices.home import nbytes_of
 from . import random
 from .doors import CURRENT, DOORS, Door, is_forked, meaning, set_options
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_peak_memory_stats,
+)
 from .queues import SYNC, Event, Stream, current_stream, default_stream, index_of, set_stream, stream
 
 
@@ -156,69 +164,6 @@ def _is_in_bad_fork() -> bool:
     return is_forked()
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------
-
-
-def memory_allocated(device: Any = None) -> int:
-    """The bytes of the tensors that live on a device, those that are pending among them."""
-    door = _door(device)
-    with LOCK:
-        return sum(nbytes_of(b.home) for b in door.device.table.values() if b.home is not None and b.is_alive())
-
-
-def memory_stats(device: Any = None) -> dict[str, int]:
-    """What JAX says of the device's memory; empty where the platform keeps no account."""
-    found = _door(device).device.xla.memory_stats()
-    return {} if found is None else {str(k): int(v) for k, v in found.items() if isinstance(v, int)}
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were taken at once, as far as the platform keeps an account of it."""
-    return memory_stats(device).get("peak_bytes_in_use", memory_allocated(device))
-
-
-def memory_reserved(device: Any = None) -> int:
-    """The bytes that the platform has taken from the system."""
-    return memory_stats(device).get("bytes_reserved", memory_allocated(device))
-
-
-def max_memory_reserved(device: Any = None) -> int:
-    """The same, as far as the platform keeps an account of it: what is taken stays taken."""
-    return max(memory_reserved(device), max_memory_allocated(device))
-
-
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """What a device's memory holds, for people."""
-    free, total = mem_get_info(device)
-    rows = {
-        "of living tensors": memory_allocated(device),
-        "most at once": max_memory_allocated(device),
-        "taken by the platform": memory_reserved(device),
-        "free": free,
-        "in all": total,
-    }
-    lines = [f"{_door(device).device.name}, {get_device_name(device)}"]
-    return "\n".join([*lines, *(f"  {name:<22} {n:>18,} B" for name, n in rows.items())])
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """The bytes that are free, and all that there are; those of the host where the CPU stands in."""
-    stats = memory_stats(device)
-    total = stats.get("bytes_limit", 0)
-    if total:
-        return total - stats.get("bytes_in_use", 0), total
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-
-
-def empty_cache() -> None:
-    """Nothing is kept of tensors that have died."""
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Nothing: the platform's account cannot be reset."""
-
-
 # ---- modes, as TorchTPU names them -------------------------------------------------------------------------------
 
 
@@ -250,7 +195,12 @@ class set_eager_mode:
         set_options(mode=self._before)
 
 
-_OF_QUEUES = (Event, Stream, current_stream, default_stream, set_stream, stream)  # which are the module's as well
+# Which are the module's as well.
+_OF_QUEUES = (Event, Stream, current_stream, default_stream, set_stream, stream)
+_OF_MEMORY = (
+    *(memory_allocated, max_memory_allocated, memory_reserved, max_memory_reserved, memory_stats, memory_summary),
+    *(mem_get_info, empty_cache, reset_peak_memory_stats),
+)
 
 
 class _Module(types.ModuleType):
