@@ -150,9 +150,10 @@ build/types:
 
 # Without what they depend on: torch is the one under test, and the rest is there. torchvision is in a folder of its own:
 # PyPI's needs CUDA's torch, and what imports it where it happens to be there, as torchmetrics does, then fails.
-.venv/.made-clients: .venv/.made tests/clients/constraints.txt
+.venv/.made-clients: .venv/.made tests/clients/constraints.txt tests/clients/torchtitan.txt
 	$(PIP) --no-deps --requirement tests/clients/constraints.txt
 	$(PIP) --no-deps --target .venv/beside/torchvision torchvision==0.28.0
+	$(PIP) --no-deps --target .venv/beside/torchtitan --requirement tests/clients/torchtitan.txt
 	@touch $@
 
 .venv/.made-peers: .venv/.made
