@@ -21,10 +21,10 @@ in for. What they compute (losses, outputs, checkpoints, texts) is compared with
 `make test-clients` runs them and writes this page (`python -m tests.clients --write docs/clients.md NAME`: the rows of
 one); the programs are in `tests/clients/examples/`.
 
-[torchtitan](https://github.com/pytorch/torchtitan)'s trainer has several processes, and no row: version 0.2.2 trains its
-debug model on the device by FSDP2 within tensor parallel on four ranks, unmodified, and its losses are those of a plain
-loop on the CPU (`tests/clients/test_torchtitan.py`). It cannot run on plain CPU tensors. Version 0.3 wants a newer torch
-than 2.13.
+[torchtitan](https://github.com/pytorch/torchtitan)'s trainer has several processes, and no row: version 0.2.2 trains
+its debug model on the device by FSDP2 within tensor parallel on four ranks, unmodified, and its losses are those of a
+plain loop on the CPU (`tests/clients/test_torchtitan.py`). It cannot run on plain CPU tensors. Version 0.3 wants a
+newer torch than 2.13.
 
     torchrun --nproc-per-node 4 -m fused_eager run --device tpu -m torchtitan.train --job.config_file debug_model.toml
 

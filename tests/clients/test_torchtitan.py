@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LOOP = Path(__file__).parent / "examples" / "titan_loop.py"
+LOOP = Path(__file__).parent / "titan_loop.py"
 STEPS = 20
 CONFIG = """
 [model]
