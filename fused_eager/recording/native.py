@@ -161,7 +161,7 @@ def make_ready(info: OpInfo, args: Any, kwargs: dict[str, Any], reason: Reason) 
 
 
 PEEKS = 16  # numbers of one value that are read in a row until it had better be in native memory
-_peeked = [0, 0]  # the array that numbers were read of last, by identity, and how many
+_peeked: list[Any] = [None, 0]  # of which value numbers were read last (its run, and its own number), and how many
 
 
 def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
@@ -170,8 +170,8 @@ def read_number(info: OpInfo, t: torch.Tensor, reason: Reason) -> Any:
     b = TABLE.get(storage_of(t)._cdata) if t.layout is torch.strided and torch._C._has_storage(t) else None
     if b is None:
         return through(info.op, (t,), {})
-    if b.array is not None:
-        _peeked[:] = id(b.array), _peeked[1] + 1 if _peeked[0] == id(b.array) else 1
+    if b.array is not None and b.origin is not None:
+        _peeked[:] = b.origin, _peeked[1] + 1 if _peeked[0] == b.origin else 1
         if _peeked[1] > PEEKS:
             make_ready(info, (t,), {}, reason)
             return through(info.op, (t,), {})

@@ -384,3 +384,12 @@ def test_a_value_that_is_read_element_by_element_comes_to_native_memory() -> Non
         assert storage_of(loss)._cdata in TABLE
         x.add_(1)
         assert float(x[7]) == 15.0
+
+
+def test_losses_of_many_steps_are_many_values() -> None:
+    """Wherever in memory they come to lie, none is brought to native memory."""
+    with fused_eager(compile="wait", native="never"):
+        for step in range(40):
+            loss = torch.ones(2).mul_(3).add_(step)
+            assert [float(a) for a in loss] == [3.0 + step] * 2
+            assert storage_of(loss)._cdata in TABLE
