@@ -43,6 +43,8 @@ SLOW = 1.0  # seconds of the processor's in eager after which a sample is made n
 BLOCK = 1 << 17  # bytes of what goes back to the system at once
 FIRST = 1 << 20  # bytes of the first, small one
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
+# Not measured: in eager alone the gradient of a large sample takes all of a machine of 24 GB.
+UNMEASURED = frozenset({"linalg_householder_product"})
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,8 @@ def _of_case(case: Case, samples: int, ways: int) -> Iterator[Found | Exception]
 
 def case_of(name: str, mode: str) -> Case | None:
     """An op with gradients where it has them, in the first dtype that it takes; None where it is not run."""
+    if name in UNMEASURED:
+        return None
     for dtype in DTYPES:
         found = {c.grad: c for c in cases([name], (dtype,), (mode,), (False, True)) if c.op == name}
         if found:
