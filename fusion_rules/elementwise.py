@@ -85,14 +85,34 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def divide(x: Any, y: Any) -> Any:
-    """`x / y` for floats, correctly rounded.
+    """`x / y` for floats, correctly rounded, and for complex numbers as eager rounds it.
 
     XLA would multiply by the reciprocal of a divisor that it sees to be broadcast: 49 / 49 is less than 1 then, and
     x / 1e38 is 0. And of `x / a / b` it would make `x / (a * b)`, where the product may be 0 or infinite. Behind
     barriers they are arrays like any others; a barrier is gone before loops are fused, so it costs nothing.
     """
     x, y = together(x, y)
+    if kind(x) == "c":
+        return _complex_quotient(x, y)
     return lax.div(lax.optimization_barrier(x), lax.optimization_barrier(y))
+
+
+def _complex_quotient(x: Any, y: Any) -> Any:
+    """Smith's way with one reciprocal, as eager has it (R. L. Smith, Algorithm 116, CACM 1962): to the bit where both
+    contract products into the sums that take them, as compilers do for processors that can."""
+    (a, b), (c, d) = ((lax.real(z), lax.imag(z)) for z in (x, y))
+    by_real = lax.abs(c) >= lax.abs(d)
+    larger, smaller = where(by_real, c, d), where(by_real, d, c)
+    own, other = where(by_real, a, b), where(by_real, b, a)
+    ratio = divide(smaller, larger)
+    scale = divide(jnp.ones_like(larger), larger + smaller * ratio)
+    real = (own + other * ratio) * scale
+    rest = other - own * ratio  # once: a product that is taken twice is not contracted
+    imaginary = where(by_real, rest, 0 - rest) * scale
+    # Zero divides each part by itself: infinity or NaN.
+    is_zero = (c == 0) & (d == 0)
+    by_zero = (divide(part, jnp.zeros_like(part)) for part in (a, b))
+    return lax.complex(*(where(is_zero, z, part) for z, part in zip(by_zero, (real, imaginary), strict=True)))
 
 
 def product(x: Any, y: Any) -> Any:

@@ -57,7 +57,8 @@ def _sinc(x: Any) -> Any:
 
 
 def reciprocal(x: Any) -> Any:
-    return as_array(1, x.dtype) / x
+    one = as_array(1, x.dtype)
+    return divide(one, x) if kind(x) == "c" else one / x
 
 
 @variants

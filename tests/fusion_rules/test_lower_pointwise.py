@@ -163,10 +163,24 @@ def test_addcmul_casts_its_number_to_integers(dtype: torch.dtype) -> None:
         assert_agrees(A.addcmul.default, x, x, y, value=value)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_quotients_of_special_values(dtype: torch.dtype) -> None:
+    """Where eager has NaN, infinity or zero, so has the region."""
+    inf, nan = math.inf, math.nan
+    parts = [0.0, -0.0, 1.0, -2.5, 1e-30, 1e30, inf, -inf, nan]
+    z = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
+    x, y = z.repeat_interleave(len(z)), z.repeat(len(z))
+    atol = 0.0 if dtype is torch.complex128 else 1e-37  # of which subnormal numbers come, which are zeros here
+    assert_agrees(A.div.Tensor, x, y, atol=atol, signs=False)
+    assert_agrees(A.reciprocal.default, z, atol=atol, signs=False)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_products_are_rounded_as_eager_rounds_them(dtype: torch.dtype) -> None:
+def test_complex_products_and_quotients_are_rounded_as_eager_rounds_them(dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 64, 16, dtype=dtype).unbind(0)
     for op, args in [
+        (A.div.Tensor, (x, y)), (A.div.Tensor, (x, y.real)), (A.reciprocal.default, (y,)),
+        (A.addcdiv.default, (x, x, y)),
         (A.mul.Tensor, (x, y)), (A.mul.Tensor, (x, x.conj().clone())), (A.pow.Tensor_Scalar, (x, 2)),
         (A.addcmul.default, (x, y, x)), (A.mul.Tensor, (x, 2 + 3j)), (A.mul.Tensor, (x[0, :1], y[0, :1])),
     ]:
