@@ -106,6 +106,16 @@ def test_a_rank_may_take_the_device_of_its_number(tmp_path: Path) -> None:
     assert "there is no device 3: there are 3 (0 to 2)" in done.stderr and "FUSED_EAGER_DEVICES" in done.stderr
 
 
+def test_as_many_devices_stand_in_as_jax_was_told() -> None:
+    source = "import fused_eager.tpu, torch; print(torch.tpu.device_count())"
+    for own in ({"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}):
+        done = subprocess.run(
+            [sys.executable, "-c", source], env={**os.environ, "LOCAL_WORLD_SIZE": "2", **own},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.stdout == "3\n", done.stderr
+
+
 LOADER = """
 import os, warnings, torch
 warnings.simplefilter("always")

@@ -104,8 +104,9 @@ def _devices() -> list[Any]:
     """The devices of JAX's that do the work, as the options say."""
     options = resolve()
     count = options.devices
-    if not _has_started():
-        jax.config.update("jax_num_cpu_devices", count or _local_ranks())  # where the CPU turns out to be the best
+    wanted = count or _local_ranks()
+    if wanted and not _has_started():
+        jax.config.update("jax_num_cpu_devices", wanted)  # where the CPU turns out to be the best
     platform = options.platform or _best()
     if platform == "cpu" and count:
         found = start("cpu")
@@ -124,9 +125,11 @@ def _devices() -> list[Any]:
 
 def _local_ranks() -> int:
     """How many processes a launcher has started on this machine, as torchrun tells: each may take the device of its
-    number, `set_device(int(os.environ["LOCAL_RANK"]))`, as programs do everywhere."""
+    number, `set_device(int(os.environ["LOCAL_RANK"]))`, as programs do everywhere. 0 where there is no launcher, or JAX
+    was told a number of its own."""
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(int(given), 1) if given.isdecimal() else 1
+    is_told = jax.config.jax_num_cpu_devices >= 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    return int(given) if given.isdecimal() and not is_told else 0
 
 
 def _has_started() -> bool:
