@@ -6,7 +6,7 @@ first asked for, and looks as each region begins: who never asks pays nothing.
 
 from __future__ import annotations
 
-from .buffer import Table
+from .buffer import Table, living
 from .home import nbytes_of
 
 
@@ -20,14 +20,13 @@ class Account:
 
     def begin(self, table: Table) -> None:
         """Forget what was, and count from here on."""
-        self.is_kept, self.peak = True, held(table)
+        self.is_kept, self.peak = True, _held(table)
 
     def count(self, table: Table, needs: int) -> None:
         """A region begins that takes `needs` bytes beside its arguments, for results and temporaries. What other
         regions of its flush have made, and no tensor holds yet, is not seen."""
-        self.peak = max(self.peak, held(table) + needs)
+        self.peak = max(self.peak, _held(table) + needs)
 
 
-def held(table: Table) -> int:
-    """The bytes of the values that living tensors have on the device; those that are pending are not among them."""
-    return sum(nbytes_of(b.home) for b in table.values() if b.array is not None and b.home is not None and b.is_alive())
+def _held(table: Table) -> int:
+    return sum(map(nbytes_of, living(table)))

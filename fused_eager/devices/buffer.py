@@ -115,3 +115,10 @@ def sweep(table: Table) -> None:
             del table[b.cdata]
             b.bury()
             # The storage dies with the last reference; until then nobody may read its unwritten memory.
+
+
+def living(table: Table, pending: bool = False) -> list[Home]:
+    """What living tensors have on a device; with `pending`, what is to be computed as well."""
+    return [
+        b.home for b in table.values() if b.home is not None and (pending or b.array is not None) and b.is_alive()
+    ]

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from .buffer import LOCK, Table
+from .buffer import LOCK, Table, living
 from .home import nbytes_of
 
 # How JAX's platforms, ATen's allocator and Python say it.
@@ -34,7 +34,7 @@ def out_of_memory(error: BaseException, name: str, table: Table, where: str) -> 
     """
     found = _ASKED.search(str(error))
     with LOCK:
-        held = [b.home for b in table.values() if b.home is not None and b.array is not None and b.is_alive()]
+        held = living(table)
     most = heapq.nlargest(LARGEST, held, key=nbytes_of)
     largest = ", ".join(f"{str(d).removeprefix('torch.')} {list(s)} ({_bytes(nbytes_of((d, s)))})" for d, s in most)
     text = f"{name} out of memory."

@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from ...devices.accelerator import Accelerator
-from ...devices.account import Account
-from ...devices.buffer import LOCK
+from ...devices.buffer import LOCK, living
 from ...devices.home import nbytes_of
 from ...devices.host.free import free
 from .doors import DOORS
@@ -16,13 +15,6 @@ from .queues import index_of
 
 def _device(device: Any) -> Accelerator:
     return DOORS[index_of(device)].device
-
-
-def _account(device: Any) -> Account:
-    found = _device(device)
-    if not found.account.is_kept:
-        reset_peak_memory_stats(device)
-    return found.account
 
 
 def _of_the_platform(device: Any) -> dict[str, int]:
@@ -35,7 +27,7 @@ def memory_allocated(device: Any = None) -> int:
     """The bytes of the tensors that live on a device, those that are pending among them."""
     table = _device(device).table
     with LOCK:
-        return sum(nbytes_of(b.home) for b in table.values() if b.home is not None and b.is_alive())
+        return sum(map(nbytes_of, living(table, pending=True)))
 
 
 def max_memory_allocated(device: Any = None) -> int:
@@ -44,19 +36,17 @@ def max_memory_allocated(device: Any = None) -> int:
     It is the platform's account, if it keeps one and `reset_peak_memory_stats` was not called. Else it begins where it
     is first asked for, or was reset.
     """
-    kept = _device(device).account.is_kept
-    peak = 0 if kept else _of_the_platform(device).get("peak_bytes_in_use", 0)
-    return peak or max(_account(device).peak, memory_allocated(device))
+    return _taken(device)["allocated_bytes.all.peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
     """The bytes that the platform has taken from the system."""
-    return _of_the_platform(device).get("bytes_reserved", memory_allocated(device))
+    return _taken(device)["reserved_bytes.all.current"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """The same, as far as the platform keeps an account of it: what is taken stays taken."""
-    return max(memory_reserved(device), max_memory_allocated(device))
+    return _taken(device)["reserved_bytes.all.peak"]
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
@@ -68,15 +58,24 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Bytes and counts: those of `torch.cuda`'s that mean something here, by its names, and what JAX says of them."""
-    now, most = memory_allocated(device), max_memory_allocated(device)
+    return {**_taken(device), "num_alloc_retries": 0, "num_ooms": _device(device).account.exhausted}
+
+
+def _taken(device: Any) -> dict[str, int]:
+    """All bytes that are told, from one look at the platform and one at the living tensors."""
+    stats, account, now = _of_the_platform(device), _device(device).account, memory_allocated(device)
+    most = 0 if account.is_kept else stats.get("peak_bytes_in_use", 0)
+    if not most:
+        if not account.is_kept:
+            reset_peak_memory_stats(device)
+        most = max(account.peak, now)
+    reserved = stats.get("bytes_reserved", now)
     return {
-        **_of_the_platform(device),
+        **stats,
         **{f"{kind}_bytes.all.current": now for kind in ("allocated", "active")},
         **{f"{kind}_bytes.all.peak": most for kind in ("allocated", "active")},
-        "reserved_bytes.all.current": memory_reserved(device),
-        "reserved_bytes.all.peak": max_memory_reserved(device),
-        "num_alloc_retries": 0,
-        "num_ooms": _device(device).account.exhausted,
+        "reserved_bytes.all.current": reserved,
+        "reserved_bytes.all.peak": max(reserved, most),
     }
 
 
