@@ -6,8 +6,12 @@ first asked for, and looks as each region begins: who never asks pays nothing.
 
 from __future__ import annotations
 
-from .buffer import Table, living
-from .home import nbytes_of
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from .buffer import Table
 
 
 class Account:
@@ -22,11 +26,15 @@ class Account:
         """Forget what was, and count from here on."""
         self.is_kept, self.peak = True, _held(table)
 
-    def count(self, table: Table, needs: int) -> None:
-        """A region begins that takes `needs` bytes beside its arguments, for results and temporaries. What other
-        regions of its flush have made, and no tensor holds yet, is not seen."""
-        self.peak = max(self.peak, _held(table) + needs)
+    def count(self, table: Table, values: Iterable[Any], needs: int) -> None:
+        """A region begins that takes `needs` bytes beside its arguments, for results and temporaries. `values` are
+        those of its flush: what it reads may be pending for its tensor already, and what other regions have made may
+        have none yet."""
+        self.peak = max(self.peak, _held(table, values) + needs)
 
 
-def _held(table: Table) -> int:
-    return sum(map(nbytes_of, living(table)))
+def _held(table: Table, values: Iterable[Any] = ()) -> int:
+    """The bytes of all arrays that living tensors or a flush hold, each once."""
+    arrays = [b.array for b in table.values() if b.array is not None and b.is_alive()]
+    arrays += [v for v in values if isinstance(v, jax.Array)]
+    return sum(a.nbytes for a in {id(a): a for a in arrays}.values())

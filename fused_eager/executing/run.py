@@ -133,7 +133,7 @@ class Execution:
         kept = verify.keep(region, self.values) if verify.is_due(self.verified) else None
         account = self.device.account
         if account is not None and account.is_kept:
-            account.count(self.device.table, executable.needs)
+            account.count(self.device.table, self.values.values(), executable.needs)
         outputs, flags = executable.call(*args, *vectors)
         if self.validates:
             validate.computed(region, self.nodes, self.homes, outputs, flags, executable.checks)

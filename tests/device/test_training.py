@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -246,6 +247,64 @@ def test_the_memory_of_a_loop_is_flat() -> None:
             x.sum().item()
             sizes.append(torch.tpu.memory_allocated())
     assert sizes[1:] == [sizes[1]] * 3
+
+
+def _perceptron() -> tuple[nn.Module, torch.Tensor, int]:
+    layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())]
+    return nn.Sequential(*layers), torch.randn(256, 256), 256
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded, self.lstm, self.head = nn.Embedding(50, 64), nn.LSTM(64, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.embedded(x))[0][:, -1])
+
+
+def _recurrent() -> tuple[nn.Module, torch.Tensor, int]:
+    return _Recurrent(), torch.randint(0, 50, (16, 64)), 10
+
+
+@pytest.mark.parametrize("made", [_perceptron, _recurrent])
+def test_a_training_step_takes_no_more_memory_than_eagers(made: Callable[[], tuple[Any, torch.Tensor, int]]) -> None:
+    """Bytes that live at once, at most: here what the device counts, and in eager's step what the allocator did."""
+
+    def steps(device: Any) -> tuple[Callable[[], float], Callable[[], int]]:
+        torch.manual_seed(0)
+        model, x, classes = made()
+        model, x, y = model.to(device), x.to(device), torch.randint(0, classes, (len(x),)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        def kept() -> int:
+            state = [v for each in optimizer.state.values() for v in each.values()]
+            tensors = [x, y, *model.parameters(), *[p.grad for p in model.parameters()], *state]
+            return sum(t.nbytes for t in tensors if t is not None)
+
+        for _ in range(3):
+            step()
+        return step, kept
+
+    step, kept = steps("cpu")
+    at_rest = kept()
+    with torch.profiler.profile(profile_memory=True) as watched:
+        step()
+    events = watched.profiler.kineto_results.events()
+    found = sorted((e.start_ns(), e.nbytes()) for e in events if "[memory]" in e.name())
+    most = at_rest + max(itertools.accumulate(nbytes for _, nbytes in found))
+    step, kept = steps("tpu")
+    torch.tpu.reset_peak_memory_stats()
+    step()
+    at_rest = kept()
+    assert at_rest < torch.tpu.max_memory_allocated() <= 1.05 * most
 
 
 def test_an_op_that_the_user_wrote_in_jax_is_recorded_as_any_other() -> None:
