@@ -19,7 +19,8 @@ STATEMENTS = [
     "p = {f}.detach().clone().requires_grad_()\ny = (p * {f}.detach()).tanh().sum()\n"
     "Thread(lambda: y.backward()).join()\n"
     "{a} = laid_out(p.grad)",
-    "p = {f}.detach().clone().requires_grad_()\n{a} = Thread(lambda: torch.autograd.grad((p * p).sum(), p)[0]).join()",
+    "p = {f}.detach().clone().requires_grad_()\n"
+    "{a} = laid_out(Thread(lambda: torch.autograd.grad((p * p).sum(), p)[0]).join())",
     "with torch.no_grad():\n    {a} = Thread(lambda: ({f}.detach() * 2).sum()).join()",
     "u = Thread(lambda: {f}.detach() + 1).join()\nu.mul_(2)\nThread(lambda: u.sub_(1)).join()\n{a} = u * 2",
     "u = torch.zeros((2, 3), dtype=D) + 1\nv = [Thread(lambda j=j: u[j].add_(j + 1)) for j in range(2)]\n"
