@@ -1,4 +1,8 @@
-"""TorchScript: functions scripted before the context and inside, traced ones, modules."""
+"""TorchScript: functions scripted before the context and inside, traced ones, modules.
+
+What a module returns is multiplied by 1: its linear layers add their bias in place, but not under any dispatch mode, and
+version counters are compared.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ jit1 = scripted('n = x.sum().item()', 'x + float(n) * s')
 jit2 = torch.jit.script(torch.nn.Linear(2, 3).to(D))
 jit2 = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh()).to(D).eval())
 jit2 = torch.jit.freeze(torch.jit.script(torch.nn.Linear(2, 3).to(D).eval()))
-{a} = jit2({f}.detach().to(D).flatten()[:2])
-{a} = jit2(torch.ones((run + 1, 2), dtype=D))
+{a} = jit2({f}.detach().to(D).flatten()[:2]) * 1
+{a} = jit2(torch.ones((run + 1, 2), dtype=D)) * 1
 """.strip().splitlines() + [
     "p = {f}.detach().clone().requires_grad_()\nOUTSIDE[1](p, 0.5).sum().backward()\n{a} = laid_out(p.grad)",
     "p = {f}.detach().clone().requires_grad_()\nfor j in range(3):\n"
     "    {a}, = torch.autograd.grad(jit1(p.clone(), 0.5).sum(), p)",
     "jit2(torch.ones((2, 2), dtype=D)).sum().backward()\nseen.append([laid_out(u.grad) for u in jit2.parameters()])",
     "m = torch.jit.trace(torch.nn.Linear(2, 2).to(D), torch.ones((1, 2), dtype=D))\n"
-    "{a} = m({f}.detach().to(D).flatten()[:2])",
+    "{a} = m({f}.detach().to(D).flatten()[:2]) * 1",
 ]
