@@ -1,7 +1,7 @@
 """TorchScript: functions scripted before the context and inside, traced ones, modules.
 
-What a module returns is multiplied by 1: its linear layers add their bias in place, but not under any dispatch mode, and
-version counters are compared.
+What a module returns is multiplied by 1: its linear layers add their bias in place, but not under any dispatch mode,
+and version counters are compared.
 """
 
 from __future__ import annotations
