@@ -35,6 +35,7 @@ class _Told:
     """What has been told of one kind: the last events, and what outlives them."""
 
     events: collections.deque[Event]
+    first: float  # when it was told first
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class EventLog:
         with self.lock:
             told = self.kinds.get(kind)
             if told is None:
-                told = self.kinds[kind] = _Told(collections.deque(maxlen=self.kept))
+                told = self.kinds[kind] = _Told(collections.deque(maxlen=self.kept), event.time)
             told.events.append(event)
             told.count += 1
             sums = told.sums
@@ -154,6 +155,25 @@ class EventLog:
         with self.lock:
             found = [e for kind in kinds if kind in self.kinds for e in self.kinds[kind].events]
         return found if len(kinds) == 1 else sorted(found, key=lambda e: e.time)
+
+    @property
+    def began(self) -> float:
+        """The time of the first event, whether it is still kept or not; 0 before there is one."""
+        with self.lock:
+            return min((told.first for told in self.kinds.values()), default=0.0)
+
+    def forgotten(self) -> dict[str, dict[str, float]]:
+        """Of the kinds that have been told more often than is kept: how many events are gone ("count"), and the sums
+        of their numbers."""
+        self._pay()
+        found = {}
+        with self.lock:
+            for kind, told in self.kinds.items():
+                gone = told.count - len(told.events)
+                if gone:
+                    numbers = {k: n - sum(e.data.get(k, 0) for e in told.events) for k, n in told.sums.items()}
+                    found[kind] = {"count": gone, **numbers}
+        return found
 
     def clear(self) -> None:
         """Forget everything: the next report starts here."""

@@ -8,7 +8,7 @@ planning and starting regions; `wait` is what the program waited for values; non
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Facts:
     met: dict[tuple[str, int], Met] = field(default_factory=dict)  # collectives by group and number
     op_choices: list[dict[str, Any]] = field(default_factory=list)  # calls that ATen runs, as it is faster there
     compiling: str = ""  # what was being compiled when the log ended
+    forgotten: int = 0  # flushes that only times and the number of ops tell of
     broken: int = 0
 
     @property
@@ -146,6 +147,7 @@ class Adder:
         self._nested: dict[tuple[int, int], list[tuple[float, float]]] = {}  # flushes since the last sync
         self._bypassed_s: dict[tuple[int, int], float] = {}
         self._spans: dict[int, tuple[float, float]] = {}
+        self._waits = 0.0  # seconds, with the flushes on the way
 
     def add(self, process: int, event: Event) -> None:
         """Take in one event of the process with this number."""
@@ -198,6 +200,7 @@ class Adder:
         inside = sum(s for at, s in nested if at - s >= event.time - d["seconds"] - 1e-4)
         waited = max(d["seconds"] - inside, 0.0)
         self.facts.wait += waited
+        self._waits += d["seconds"]
         where = d["reason"], d["detail"], d["site"]
         sync = self._syncs.get(where)
         if sync is None:
@@ -366,11 +369,32 @@ class Adder:
     def _memory(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.peak = max(self.facts.peak, d["peak"])
 
+    def forget(self, process: int, sums: Mapping[str, Mapping[str, float]]) -> None:
+        """Take in the sums of events that are no longer there (`EventLog.forgotten`), after those that are. What only
+        single events tell (which flushes a wait had in it, why torch was alone) is shared out as among these."""
+        f = self.facts
+        if sums:
+            begin, end = self._spans.get(process, (0.0, 0.0))
+            self._spans[process] = (min(begin, 0.0), end)
+        bypass, sync, flush = (sums.get(kind, {}) for kind in ("bypass", "sync", "flush"))
+        alone = bypass.get("seconds", 0.0)
+        waiting = f.waiting / f.turns if f.turns else 0.0
+        f.turns += int(bypass.get("turns", 0))
+        f.waiting += round(waiting * bypass.get("turns", 0))
+        f.meanwhile += waiting * alone + flush.get("native", 0.0)
+        f.bypassed += (1 - waiting) * alone
+        f.wait += sync.get("seconds", 0.0) * (f.wait / self._waits if self._waits else 0.0)
+        count = int(flush.get("count", 0))
+        f.forgotten, f.flushes, f.ops = f.forgotten + count, f.flushes + count, f.ops + int(flush.get("ops", 0))
+        f.host += max(flush.get("host", 0.0) - alone, 0.0)
+        f.launch += flush.get("seconds", 0.0) - flush.get("compiling", 0.0) - flush.get("native", 0.0)
+
     def finish(self) -> Facts:
         """The facts so far. More events may be added afterwards."""
         f = self.facts
         f.seconds = max((end - begin for begin, end in self._spans.values()), default=0.0)
-        f.steps = self._steps() + f.turns
+        told = f.flushes - f.forgotten
+        f.steps = (round(self._steps() * f.flushes / told) if f.forgotten and told else self._steps()) + f.turns
         for line in f.lines.values():
             line.device = 0.0
         for region in f.regions:
@@ -414,6 +438,7 @@ def add_up(processes: Sequence[Process]) -> Facts:
     for number, process in enumerate(processes):
         for event in process.events:
             adder.add(number, event)
+        adder.forget(number, process.forgotten)
         adder.facts.broken += process.broken
     adder.facts.processes = list(processes)
     return adder.finish()

@@ -23,7 +23,8 @@ class Process:
     """The events of one process, in the order in which they happened; times are seconds since its start.
 
     `start` has the fields of the `start` line, `ended` whether the process ended in order, `broken` how many lines
-    could not be read (a killed process may leave one).
+    could not be read (a killed process may leave one). `forgotten` has the sums of what a log in memory no longer holds
+    (`EventLog.forgotten`).
     """
 
     start: dict[str, Any] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Process:
     file: str = ""
     ended: bool = False
     broken: int = 0
+    forgotten: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -114,10 +116,14 @@ def read(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> li
     return sorted(out, key=lambda p: (p.start.get("rank") or 0, p.wall))
 
 
-def from_memory(events: Iterable[Event], start: float) -> Process:
-    """The events that this process still keeps; `start` is the time (`perf_counter`) to count from."""
+def from_memory(
+    events: Iterable[Event], start: float, forgotten: dict[str, dict[str, float]] | None = None
+) -> Process:
+    """The events that this process still keeps, and the sums of the others; `start` is the time (`perf_counter`) to
+    count from."""
     return Process(
         {"pid": os.getpid()},
         [Event(e.kind, e.time - start, e.data, e.thread) for e in events],
         ended=True,
+        forgotten=forgotten or {},
     )

@@ -97,12 +97,12 @@ class Report:
 
 
 def report(*, reset: bool = False) -> Report:
-    """The report of this process so far, of what the event log still holds (the last 10,000 events of each kind).
+    """The report of this process so far. Its rows are of what the event log still holds (the last 10,000 events of each
+    kind); times and the number of ops are those of the whole run.
 
     With `reset`, the next report begins here.
     """
-    events = LOG.events
-    found = Report.of([reading.from_memory(events, events[0].time if events else 0.0)])
+    found = Report.of([reading.from_memory(LOG.events, LOG.began, LOG.forgotten())])
     if reset:
         LOG.clear()
     return found

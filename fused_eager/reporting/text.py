@@ -57,6 +57,9 @@ def headline(f: Facts) -> str:
     """The run in a line."""
     steps = f", {count(f.steps, 'round')} ({f.steps / f.seconds:.3g}/s)" if f.steps and f.seconds else ""
     many = f"{len(f.processes)} processes, " if len(f.processes) > 1 else ""
+    if f.forgotten:
+        last = f"the last {f.ran('xla') + f.ran('aten')} of them in {count(f.runs, 'region')}"
+        return f"{many}{duration(f.seconds)}{steps}; {count(f.ops, 'op')} ran, {last}"
     return f"{many}{duration(f.seconds)}{steps}; {count(f.ops, 'op')} ran in {count(f.runs, 'region')}"
 
 
@@ -80,6 +83,11 @@ def facts_lines(f: Facts) -> list[str]:
     total = sum(s for _, s in times(f)) or 1.0
     shares = [f"{duration(s)} {name} ({s / total:.0%})" for name, s in times(f) if s / total > 0.005]
     lines = ["time: " + ", ".join(shares)] if shares else []
+    if f.forgotten:
+        lines.append(
+            f"rows: of the last {count(f.flushes - f.forgotten, 'flush', 'flushes')}; only times and the number of ops "
+            f"tell of the {f.forgotten} before (`run --report` and report=FILE keep all)"
+        )
     fused = fused_line(f)
     if fused:
         lines.append(f"fused: {fused}")

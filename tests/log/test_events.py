@@ -40,8 +40,10 @@ def test_numbers_are_summed_and_reasons_counted() -> None:
     log.emit("b", n=7)
     assert log.totals == {"a n": 10, "a seconds": 2.5, "b n": 7}
     assert log.counts == {"a": 5, "a for even": 3, "a for odd": 2, "b": 1}
+    assert log.forgotten() == {"a": {"count": 3, "n": 3, "seconds": 1.5}}
+    assert log.began < log.events[0].time
     log.clear()
-    assert not log.totals and not log.counts
+    assert not log.totals and not log.counts and not log.forgotten() and not log.began
 
 
 def test_count_keeps_no_event() -> None:

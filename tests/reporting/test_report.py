@@ -11,6 +11,8 @@ from fused_eager.log.events import EventLog
 from fused_eager.log.reasons import CODES, Reason
 from fused_eager.log.site import Site
 from fused_eager.reporting import report as module
+from fused_eager.reporting.reading import from_memory
+from fused_eager.reporting.report import Report
 
 from .logs import Log
 
@@ -55,6 +57,26 @@ def test_sums() -> None:
     assert (found.ops, found.regions) == (11, 3)
     assert found.flushes == {"cut.backward": 2, "sync.value": 1}
     assert found.islands == {"aten.sort.default": "no lowering (a.py:3)"}
+
+
+def test_of_a_long_run_the_times_are_whole_although_events_are_gone(own: EventLog) -> None:
+    whole = EventLog()
+    log = Log()
+    log.plan(1)
+    for _ in range(200):
+        log.flush("sync.value", host=5e-4)
+        log.sync(seconds=1.3e-3)
+        log.tell("bypass", turns=2, seconds=3e-4, site="a.py:1", reason="")
+    for event in log.events:
+        for one in (own, whole):
+            one._keep(event)
+    found, expected = report().facts, Report.of([from_memory(whole.events, whole.began)]).facts
+    assert found.forgotten == 150 and not expected.forgotten
+    assert (found.ops, found.flushes, found.turns) == (expected.ops, expected.flushes, expected.turns)
+    for name in ("seconds", "host", "launch", "wait", "bypassed", "meanwhile"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.02), name
+    assert found.steps == pytest.approx(expected.steps, rel=0.02)
+    assert "the last 150 of them in 50 regions" in str(report()) and "of the last 50 flushes" in str(report())
 
 
 def test_the_text_is_one_screen_and_begins_with_what_to_change() -> None:
