@@ -177,7 +177,7 @@ def _may_write(step: Step, tensors: list[Tensor], found: list[Buffer | None]) ->
     written = step.call.written
     if len(tensors) > 1:
         storages = [storage_of(t)._cdata for t in tensors]
-        if any(storages.count(storages[i]) > 1 for i in written) and may_overlap(tensors, written, step.info.scattered):
+        if any(storages.count(storages[i]) > 1 for i in written) and may_overlap(tensors, written, step.info):
             return False
     fresh = len(step.call.outputs)
     for k, i in enumerate(written):

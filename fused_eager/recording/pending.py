@@ -147,28 +147,32 @@ def returned(template: Any, fresh: list[Tensor], tensors: list[Tensor]) -> Any:
     return map_leaves(leave, template)
 
 
-def may_overlap(tensors: list[Tensor], written: tuple[int, ...], scattered: bool) -> bool:
+def may_overlap(tensors: list[Tensor], written: tuple[int, ...], info: OpInfo) -> bool:
     """Whether a written tensor shares memory with another operand that is not the same view: ATen has a say in that.
 
-    `scattered`: the op reads other places than it writes (`x.index_add_(0, i, x)`), so the same view counts too.
+    If the op reads other places than it writes (`x.index_add_(0, i, x)`), the same view counts too, but for the one
+    that it adds onto (`addmm(x, a, b, out=x)`).
     """
     if len(tensors) == 1:
         return False
     storages = [storage_of(t)._cdata for t in tensors]
     for i in written:
         if storages.count(storages[i]) > 1:
-            if len(written) > 1 or scattered:
+            if len(written) > 1:
                 return True  # ATen goes through a list one by one, so each element sees what came before
             t = tensors[i]
-            if any(s == storages[i] and not _same_view(t, u) for s, u in zip(storages, tensors, strict=True)):
-                return True
+            for n, (s, u) in enumerate(zip(storages, tensors, strict=True)):
+                if s != storages[i] or n == i:
+                    continue
+                if (info.scattered and not (info.adds_onto and n == 0)) or not _same_view(t, u):
+                    return True
     return False
 
 
 def refusal(stream: Stream, info: OpInfo, tensors: list[Tensor], written: tuple[int, ...], overlapping: bool) -> str:
     """Why a call cannot be recorded, because of the memory that it writes; "" if it can. `overlapping`: a tensor that
     is written overlaps itself."""
-    if written and may_overlap(tensors, written, info.scattered):
+    if written and may_overlap(tensors, written, info):
         return "it reads memory that it writes"
     real = stream.device.has_memory and not stream.ahead
     seen = real and any(native.must_stay(storage_of(tensors[i])) for i in written)

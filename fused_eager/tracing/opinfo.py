@@ -49,6 +49,7 @@ class OpInfo:
     hoisted: frozenset[int] = field(init=False)
     island: str = field(init=False)  # why XLA cannot run it; "" if it can
     scattered: bool = field(init=False)  # it writes other places than it reads (`index_add_`, `out=` of a product)
+    adds_onto: bool = field(init=False)  # what it writes may be its first tensor: the op in place
 
     @property
     def may_resize(self) -> bool:
@@ -59,12 +60,13 @@ class OpInfo:
         return bool(self.island) and any(i and not outs[i] for i in self.written)
 
     def __getattr__(self, name: str) -> Any:  # of a slot that is empty
-        if name not in ("hoisted", "island", "scattered"):
+        if name not in ("hoisted", "island", "scattered", "adds_onto"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         hoisted = hoisted_names(self.twin) if self.twin is not None else frozenset()
         object.__setattr__(self, "hoisted", frozenset(i for i, n in enumerate(self.names) if n in hoisted))
         object.__setattr__(self, "island", _island(self.twin))
         object.__setattr__(self, "scattered", bool(self.written) and not _is_pointwise(self.op))
+        object.__setattr__(self, "adds_onto", str(self.op) in ADD_ONTO)
         return getattr(self, name)
 
 
@@ -102,6 +104,9 @@ READING_VIEWS = frozenset({"aten._nested_view_from_buffer.default"})
 SPARSE_PARTS = frozenset(
     {"_values", "values", "_indices", "indices", "crow_indices", "ccol_indices", "row_indices", "col_indices"}
 )
+
+# Sums of a tensor and a product, which may be written over that tensor: `addmm_` is `addmm.out` into itself.
+ADD_ONTO = frozenset(f"aten.{name}.out" for name in ("addmm", "addmv", "addr", "addbmm", "baddbmm"))
 
 # Ops that only look at metadata although they take tensors.
 QUERIES = frozenset(

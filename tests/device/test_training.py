@@ -168,6 +168,26 @@ def test_cross_entropy_under_autocast_is_of_float32_down_to_its_logarithms() -> 
     torch.testing.assert_close(found.cpu(), F.cross_entropy(logits.float(), target), rtol=1e-6, atol=0)
 
 
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="torch 2.13 has it first")
+def test_cross_entropy_of_a_linear_layer_in_chunks_is_fused_and_keeps_no_logits() -> None:
+    torch.manual_seed(0)
+    given = torch.randn(512, 16), torch.randn(1000, 16), torch.randn(1000)
+    target, options = torch.randint(0, 1000, (512,)), nn.LinearCrossEntropyOptions(batch_chunk_size=64)
+
+    def run(device: str) -> list[torch.Tensor]:
+        x, weight, bias = (t.to(device).requires_grad_() for t in given)
+        loss = F.linear_cross_entropy(x, weight, target.to(device), linear_bias=bias, options=options)
+        return [loss.detach(), *torch.autograd.grad(loss, (x, weight, bias))]
+
+    torch.tpu.reset_peak_memory_stats()
+    before = torch.tpu.memory_allocated()
+    found = [t.cpu() for t in run("tpu")]
+    assert torch.tpu.max_memory_allocated() - before < 512 * 1000 * 4
+    for ours, theirs in zip(found, run("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not [op for op in report().islands if "addmm" in op]
+
+
 def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:
     x = torch.ones(4, 4, device=TPU)
     with torch.autocast("tpu", dtype=torch.bfloat16):

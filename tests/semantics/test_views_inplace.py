@@ -195,6 +195,28 @@ def out_same_as_input() -> Any:
 
 
 @program
+def sums_with_products_are_written_over_the_sum() -> Any:
+    a, b, found = base(12).view(3, 4), base(20).view(4, 5), [base(15).view(3, 5) for _ in range(3)]
+    for _ in range(2):
+        torch.addmm(found[0], a, b, beta=0.5, alpha=2, out=found[0])
+        torch.addbmm(found[1], a.expand(2, 3, 4), b.expand(2, 4, 5), out=found[1])
+        torch.addr(found[2], a[:, 0], b[0], out=found[2])
+    found.append(torch.addmv(base(3), a, b[:, 0], out=base(3)))
+    found.append(torch.baddbmm(base(30).view(2, 3, 5), a.expand(2, 3, 4), b.expand(2, 4, 5)))
+    torch.baddbmm(found[-1], a.expand(2, 3, 4), b.expand(2, 4, 5), out=found[-1])
+    # What is written is a factor as well, or another part of the same memory.
+    x = base(32).view(2, 4, 4)
+    torch.addmm(x[0], x[1], b[:, :4], out=x[0])
+    return *found, x
+
+
+@program
+def a_sum_with_a_product_over_its_transpose_refused() -> Any:
+    x = base(16).view(4, 4)
+    return torch.addmm(x.t(), torch.eye(4), torch.eye(4), out=x)
+
+
+@program
 def out_fresh() -> Any:
     o = torch.empty(8)
     r = torch.add(base(8), 1, out=o)
