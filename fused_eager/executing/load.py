@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ from ..planning import budget, donation, fetching, plan
 from ..planning.plan import Plan, Region, Work
 from ..policy.hotness import SKELETONS
 from ..policy.segment import Pieces
+from ..tracing.opinfo import info_of
 from ..tracing.stream import Node, Stream
 from ..tracing.trace import MEMORY, Step
 from . import op_autotuner, validate
@@ -315,7 +316,12 @@ def _is_fetched(work: Work) -> bool:
     config = work.config
     if config.islands != "allow" or config.is_reproducible or config.mode != "fused" or LOG.budgets:
         return False
-    return fetching.is_cheaper(work.nodes, work.homes, work.live, work.device.link)
+    return _has_kernels(work.nodes) and fetching.is_cheaper(work.nodes, work.homes, work.live, work.device.link)
+
+
+def _has_kernels(nodes: Iterable[Node]) -> bool:
+    """Whether ATen could run all of these on the host."""
+    return all(info_of(node.op).on_cpu for node in nodes)
 
 
 def _executable(work: Work, region: Region) -> Executable | None:
@@ -343,7 +349,8 @@ def _economical(work: Work, region: Region, executable: Executable | None) -> Ex
         return None
     inner = [r.vid for i in region.nodes for r in work.nodes[i].results]
     plain = sum(nbytes_of(work.homes[v]) for v in {*region.inputs, *inner})
-    if not work.device.housekeeping.wastes(executable.needs, plain):
+    wastes = work.device.housekeeping.wastes(executable.needs, plain)
+    if not (wastes and _has_kernels(work.nodes[i] for i in region.nodes)):
         return executable
     needs, has = (f"{nbytes / 2**20:.0f} MB" for nbytes in (executable.needs, plain))
     why = f"XLA needs {needs} at once for {executable.name}, of which all values have {has}"

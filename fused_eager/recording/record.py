@@ -149,6 +149,8 @@ def record(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     try:
         key = taken(stream, info, args, kwargs, tensors, scalars)
         call = CALLS.get(key)
+        if not info.on_cpu and stream.device.has_memory:
+            call = Unknown("torch has no kernel of it for CPU tensors")  # and says so
     except (Foreign, TypeError) as error:  # TypeError: a structural argument that cannot be hashed
         call = Unknown(str(error))
     if call is None and (stream.shadowed or shadow.may_begin(stream, site.here())):

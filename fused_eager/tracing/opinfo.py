@@ -50,6 +50,7 @@ class OpInfo:
     island: str = field(init=False)  # why XLA cannot run it; "" if it can
     scattered: bool = field(init=False)  # it writes other places than it reads (`index_add_`, `out=` of a product)
     adds_onto: bool = field(init=False)  # what it writes may be its first tensor: the op in place
+    on_cpu: bool = field(init=False)  # torch has it for CPU tensors
 
     @property
     def may_resize(self) -> bool:
@@ -60,13 +61,15 @@ class OpInfo:
         return bool(self.island) and any(i and not outs[i] for i in self.written)
 
     def __getattr__(self, name: str) -> Any:  # of a slot that is empty
-        if name not in ("hoisted", "island", "scattered", "adds_onto"):
+        if name not in ("hoisted", "island", "scattered", "adds_onto", "on_cpu"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         hoisted = hoisted_names(self.twin) if self.twin is not None else frozenset()
         object.__setattr__(self, "hoisted", frozenset(i for i, n in enumerate(self.names) if n in hoisted))
         object.__setattr__(self, "island", _island(self.twin))
         object.__setattr__(self, "scattered", bool(self.written) and not _is_pointwise(self.op))
         object.__setattr__(self, "adds_onto", str(self.op) in ADD_ONTO)
+        has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        object.__setattr__(self, "on_cpu", self.op.namespace != "aten" or has(self.op.name(), "CPU"))
         return getattr(self, name)
 
 
@@ -84,6 +87,7 @@ RECEIVERS = frozenset({"_c10d_functional::irecv", "_c10d_functional::batch_p2p_o
 RANDOM_UNLESS_ZERO: dict[str, str] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "dropout_p",
     "aten._scaled_dot_product_attention_math.default": "dropout_p",
+    "aten._flash_attention_forward.default": "dropout_p",
     "aten._fused_sdp_choice.default": "dropout_p",
 }
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fused_eager import report
+
 Tensor = torch.Tensor
 
 
@@ -113,3 +115,79 @@ def test_errors_are_eagers() -> None:
         F.scaled_dot_product_attention(q, k, v, torch.ones(12, 10, device="tpu"), is_causal=True)
     with pytest.raises(RuntimeError, match="same dtype"):
         F.scaled_dot_product_attention(q, k.double(), v)
+
+
+LENGTHS: dict[str, tuple[list[int], list[int] | None]] = {
+    "of its own": ([5, 3, 8], None),
+    "of others, and none": ([5, 0, 3], [7, 2, 0]),
+    "in one row": ([1, 1, 1, 30], None),  # rows of their own would be longer than all tokens together
+}
+WINDOWS = {"all": (-1, -1), "causal": (-1, 0), "a window": (3, 0), "both sides": (2, 1)}
+
+
+def one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, queries: list[int], keys: list[int], window: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Attention of each sequence by itself, and its log-sum-exp, `[heads, tokens]`."""
+    outs, sums = [], []
+    for qi, ki, vi in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
+        grouped = q.shape[1] // k.shape[1]
+        ki, vi = (t.repeat_interleave(grouped, 1).transpose(0, 1) for t in (ki, vi))
+        scores = qi.transpose(0, 1) @ ki.mT * q.shape[-1] ** -0.5
+        here = torch.arange(len(qi))[:, None] + ki.shape[1] - len(qi)
+        there, (left, right) = torch.arange(ki.shape[1]), window
+        seen = ((left < 0) | (there >= here - left)) & ((right < 0) | (there <= here + right))
+        scores = scores.masked_fill(~seen, -torch.inf)
+        sums.append(torch.where(seen.any(-1), scores.logsumexp(-1), torch.inf))
+        weights = torch.where(seen.any(-1, keepdim=True), scores.softmax(-1), 0.0)
+        outs.append((weights @ vi).transpose(0, 1))
+    return torch.cat(outs), torch.cat(sums, 1)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_sequences_of_several_lengths(name: str, window: str) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    queries, given_keys = LENGTHS[name]
+    keys, g = given_keys or queries, torch.Generator().manual_seed(0)
+    shapes = [(sum(queries), 4, 8), (sum(keys), 2, 8), (sum(keys), 2, 8)]
+    given = [torch.randn(shape, generator=g) for shape in shapes]
+    ours, theirs = ([t.to(d).requires_grad_() for t in given] for d in ("tpu", "cpu"))
+    expected, sums = one_by_one(*theirs, queries, keys, WINDOWS[window])
+    expected.sin().sum().backward()
+    starts, others = (torch.tensor([0, *n]).cumsum(0).int().to("tpu") for n in (queries, keys))
+    out, lse = varlen.varlen_attn(
+        *ours, starts, others if given_keys else starts, max(queries), max(keys), window_size=WINDOWS[window],
+        enable_gqa=True, return_aux=varlen.AuxRequest(lse=True),
+    )  # fmt: skip
+    out.sin().sum().backward()
+    found = [out.detach(), lse.detach(), *[t.grad for t in ours]]  # type: ignore[union-attr]
+    for a, b in zip(found, [expected, sums, *[t.grad for t in theirs]], strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr]
+    assert not [op for op in report().islands if "flash" in op]
+
+
+def test_one_sequence_hides_no_nan_of_its_own_and_sees_none_of_another() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, starts = torch.randn(6, 2, 8), torch.tensor([0, 2, 6], dtype=torch.int32).to("tpu")
+    q[1] = torch.nan
+    out = varlen.varlen_attn(*[q.to("tpu")] * 3, starts, starts, 4, 4).cpu()
+    assert out[:2].isnan().all() and out[2:].isfinite().all()
+
+
+def test_a_cache_of_pages_is_decoded_from() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    g = torch.Generator().manual_seed(0)
+    pages, used = torch.randn(2, 10, 4, 2, 8, generator=g), [5, 9, 1]
+    table = torch.tensor([[7, 2, 0], [1, 9, 4], [3, 0, 0]], dtype=torch.int32)
+    q = torch.randn(3, 4, 8, generator=g)
+    k, v = (torch.cat([pool[row].flatten(0, 1)[:n] for row, n in zip(table, used, strict=True)]) for pool in pages)
+    expected, _ = one_by_one(q, k, v, [1] * 3, used, (-1, 0))
+    starts, lengths = (torch.tensor(n, dtype=torch.int32).to("tpu") for n in (range(4), used))
+    given = [t.to("tpu") for t in (q, *pages)]
+    out = varlen.varlen_attn(
+        *given, starts, None, 1, 12, window_size=(-1, 0), enable_gqa=True, seqused_k=lengths,
+        block_table=table.to("tpu"),
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from fused_eager.fusion_rules import families
 from fused_eager.fusion_rules.lower_attention import attend, attend_backward
+from fused_eager.fusion_rules.lower_ragged_attention import flash_attention, flash_attention_backward
 from fused_eager.fusion_rules.platforms import lowering_for
 from jax.extend.core import jaxpr_as_fun
 
@@ -61,6 +63,47 @@ def test_the_kernel_computes_what_is_computed_everywhere(
         np.testing.assert_allclose(np.asarray(a, "float32"), np.asarray(b, "float32"), rtol=near, atol=near)
 
 
+RAGGED = {  # cumulative lengths of queries and keys, causal, window to the left
+    "of its own": ([0, 300, 300, 740], None, True, -1),
+    "of others": ([0, 100, 712], [0, 400, 1000], False, -1),
+    "of none": ([0, 100, 512], [0, 0, 900], False, -1),
+    "in rows": ([0, 512, 1024], [0, 512, 1024], False, -1),
+    "in a window": ([0, 300, 740], None, True, 64),
+}
+
+
+def ragged(platform: str, given: list[Any], name: str) -> Any:
+    of_queries, of_keys, causal, left = RAGGED[name]
+
+    def both(q: Any, k: Any, v: Any, grad: Any) -> Any:
+        starts = jnp.asarray(of_queries, jnp.int32)
+        others = starts if of_keys is None else jnp.asarray(of_keys, jnp.int32)
+        longest = [int(np.diff(x).max()) for x in (of_queries, of_keys or of_queries)]
+        how = starts, others, *longest, 0.0, causal
+        cx: Any = SimpleNamespace(out=[SimpleNamespace(shape=(0,))] * 5)
+        out, lse, *_ = flash_attention(cx, q, k, v, *how, False, window_size_left=left)
+        return out, lse, *flash_attention_backward(cx, grad, q, k, v, out, lse, *how, None, None, window_size_left=left)
+
+    with jax.enable_x64(True), lowering_for(platform):
+        return jax.make_jaxpr(both)(*given)
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", RAGGED)
+def test_sequences_of_several_lengths_are_segments_of_the_kernel(name: str) -> None:
+    of_queries, of_keys, _, left = RAGGED[name]
+    random = np.random.default_rng(0)
+    queries, keys = (lengths[-1] + 8 for lengths in (of_queries, of_keys or of_queries))  # eight are of no sequence
+    shapes = [(queries, 2, 32), (keys, 1, 32), (keys, 1, 32), (queries, 2, 32)]
+    given = [jnp.asarray(random.standard_normal(shape), "float32") for shape in shapes]
+    plain, flash = (ragged(platform, given, name) for platform in ("any", "tpu"))
+    assert (kernels(plain), kernels(flash)) == (0, 0 if left >= 0 else 3)
+    with jax.enable_x64(True):
+        expected, found = (jaxpr_as_fun(prepared(t))(*given) for t in (plain, flash))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("why", ["a mask", "few tokens", "float64", "odd heads"])
 def test_what_the_kernel_does_not_take_is_computed_as_everywhere(why: str) -> None:
     length = 16 if why == "few tokens" else 512
@@ -83,7 +126,24 @@ for dtype, width in (("bfloat16", 64), ("float32", 128)):
     count_kernels(both, form, form, form, form)
 """
 
+RAGGED_FOR_A_TPU = """
+from types import SimpleNamespace
+from fused_eager.fusion_rules.lower_ragged_attention import flash_attention, flash_attention_backward
+cx = SimpleNamespace(out=[SimpleNamespace(shape=(0,))] * 5)
+def both(q, k, v, grad, starts):
+    how = starts, starts, 700, 700, 0.0, True
+    out, lse, *_ = flash_attention(cx, q, k, v, *how, False)
+    return flash_attention_backward(cx, grad, q, k, v, out, lse, *how, None, None)
+form = jax.ShapeDtypeStruct((1000, 2, 64), "bfloat16", sharding=place)
+count_kernels(both, form, form, form, form, jax.ShapeDtypeStruct((4,), "int32", sharding=place))
+"""
+
 
 @needs_its_compiler
 def test_xlas_compiler_for_tpus_takes_the_kernel() -> None:
     assert kernels_in(FOR_A_TPU) == ["3", "3"]
+
+
+@needs_its_compiler
+def test_xlas_compiler_for_tpus_takes_the_kernel_with_segments() -> None:
+    assert kernels_in(RAGGED_FOR_A_TPU) == ["3"]
