@@ -176,6 +176,29 @@ def test_one_sequence_hides_no_nan_of_its_own_and_sees_none_of_another() -> None
     assert out[:2].isnan().all() and out[2:].isfinite().all()
 
 
+def test_the_result_is_written_where_it_is_asked_for() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, starts = torch.randn(6, 2, 8).to("tpu"), torch.tensor([0, 2, 6], dtype=torch.int32).to("tpu")
+    out = torch.empty_like(q)
+    varlen.varlen_attn_out(out, q, q, q, starts, starts, 4, 4)
+    assert torch.equal(out, varlen.varlen_attn(q, q, q, starts, starts, 4, 4))
+
+
+def test_a_compiled_function_has_the_op_and_its_derivative() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, starts = torch.randn(6, 2, 8), torch.tensor([0, 2, 6], dtype=torch.int32).to("tpu")
+
+    def function(q: Tensor) -> Tensor:
+        return varlen.varlen_attn(q * 2, q, q, starts, starts, 4, 4, window_size=(-1, 0)).sin()
+
+    found = []
+    for each in (function, torch.compile(function, backend="tpu", fullgraph=True)):
+        leaf = q.to("tpu").requires_grad_()
+        each(leaf).sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_a_cache_of_pages_is_decoded_from() -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     g = torch.Generator().manual_seed(0)

@@ -91,4 +91,11 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, gr
     return bool(torch.backends.cuda.flash_sdp_enabled())
 
 
+def ragged_attention_into(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What stands for `_flash_attention_forward_no_dropout_inplace` (`varlen_attn_out`). Returns the log-sum-exp."""
+    made, sums, *_ = aten._flash_attention_forward(*args, **kwargs)
+    out.copy_(made)
+    return sums  # type: ignore[no-any-return]
+
+
 KERNELS = {"scaled_dot_product_attention": attention}

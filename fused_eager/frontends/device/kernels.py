@@ -212,6 +212,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.set_.default": _set_to_nothing,
     **{f"aten.set_.{name}": _laid_over(_on(CPU, getattr(aten.set_, name))) for name in _SOURCES},
     "aten.record_stream.default": _record_stream,
+    "aten._flash_attention_forward_no_dropout_inplace.default": attention.ragged_attention_into,
 }
 
 
