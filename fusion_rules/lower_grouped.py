@@ -83,6 +83,10 @@ def sums_by_groups(x: jax.Array, y: jax.Array, offsets: jax.Array) -> jax.Array:
 @rule("_grouped_mm.default", OpClass.CONTRACTION)
 def grouped_mm(cx: Context, self: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     need(bias is None, "it has a bias")
+    return _grouped(cx, self, mat2, offs)
+
+
+def _grouped(cx: Context, self: Any, mat2: Any, offs: Any) -> jax.Array:
     if self.ndim == mat2.ndim == 3:
         return product(self, mat2, BMM)
     need(offs is not None, "it has no offsets")
@@ -93,6 +97,39 @@ def grouped_mm(cx: Context, self: Any, mat2: Any, offs: Any = None, bias: Any = 
     if self.ndim == 3:  # the groups are of columns
         return rows_by_groups(mat2.T, self.swapaxes(1, 2), offs).T
     return sums_by_groups(self.T, mat2, offs)
+
+
+@rule("_scaled_grouped_mm.default", OpClass.CONTRACTION, defines=True)
+def scaled_grouped_mm(
+    cx: Context,
+    self: Any,
+    mat2: Any,
+    scale_a: Any,
+    scale_b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Any:
+    need(bias is None and scale_result is None, "it has a bias, or its result is scaled")
+    need(scale_a.dtype == scale_b.dtype == jnp.float32, "its scales are of blocks")
+    made = _grouped(cx, self.astype(jnp.bfloat16), mat2.astype(jnp.bfloat16), offs).astype(jnp.float32)
+    if offs is not None and self.ndim == mat2.ndim:  # sums over the rows of groups, each with scales of its own
+        scale_a, scale_b = (scale.reshape(offs.shape[0], -1) for scale in (scale_a, scale_b))
+    elif self.ndim == 2:
+        scale_b = scale_b[_group_of(offs, self.shape[0])]
+        return made * scale_a[:, None] * scale_b
+    elif mat2.ndim == 2:
+        scale_a = scale_a[_group_of(offs, mat2.shape[1])]
+        return made * scale_a.T * scale_b
+    return made * scale_a[:, :, None] * scale_b[:, None]
+
+
+def _group_of(offsets: jax.Array, rows: int) -> jax.Array:
+    """The group of each row; what is of none is not looked at, and gets the last one."""
+    group = jnp.searchsorted(offsets, jnp.arange(rows, dtype=offsets.dtype), side="right")
+    return jnp.minimum(group, offsets.shape[0] - 1)
 
 
 def _scaled(x: jax.Array, y: jax.Array, scales: Sequence[jax.Array], bias: Any) -> jax.Array:

@@ -201,6 +201,7 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
     "view without gradients": lambda: _view_without_gradients(),
     "one of several views": lambda: (f(3, 2).requires_grad_() * 1).unbind(0)[0].add_(1),
     "out of what needs gradients": lambda: torch.add(f(3).requires_grad_(), 1, out=f(3)),
+    "what torch has for other devices": lambda: torch.mm(f(2, 2), f(2, 2), out_dtype=torch.float32),
     "index_add_ of itself": lambda: over(f(3), lambda x: x.index_add_(0, i(0, 1, 2), x)),
     "index_fill_ at itself": lambda: over(i(0, 1), lambda k: k.index_fill_(0, k, 0)),
     "index_copy_ at itself": lambda: over(i(0, 1), lambda k: k.index_copy_(0, k, k.clone())),

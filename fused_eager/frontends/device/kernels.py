@@ -201,6 +201,24 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 
 # What is neither recorded nor fetched.
+def _scaled_grouped_mm(
+    a: Tensor, b: Tensor, scale_a: list[Tensor], recipe_a: list[int], swizzle_a: list[int], scale_b: list[Tensor],
+    recipe_b: list[int], swizzle_b: list[int], offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, contraction_dim: Any = (), use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
+    """`F.scaled_grouped_mm`, whose shapes torch infers in its older form alone."""
+    if not (recipe_a == recipe_b == [_BY_ROW]) or any((*swizzle_a, *swizzle_b)) or contraction_dim:
+        raise NotImplementedError(
+            "scaled_grouped_mm on this device takes one scale for each row and column (ScalingType.RowWise, no "
+            f"swizzle, no contraction_dim), and not the recipes {recipe_a} and {recipe_b}"
+        )
+    return aten._scaled_grouped_mm(  # type: ignore[no-any-return]
+        a, b, *scale_a, *scale_b, offs, bias, None, out_dtype, use_fast_accum
+    )
+
+
+_BY_ROW = 1  # torch.nn.functional.ScalingType
+
 OWN: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": storages.empty,
     "aten.empty_strided.default": storages.empty_strided,
@@ -212,6 +230,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.set_.default": _set_to_nothing,
     **{f"aten.set_.{name}": _laid_over(_on(CPU, getattr(aten.set_, name))) for name in _SOURCES},
     "aten.record_stream.default": _record_stream,
+    "aten._scaled_grouped_mm_v2.default": _scaled_grouped_mm,
     "aten._flash_attention_forward_no_dropout_inplace.default": attention.ragged_attention_into,
 }
 
