@@ -82,7 +82,7 @@ class Accelerator(Device):
     def __init__(self, type: str, index: int, xla: jax.Device):
         self.name = f"{type}:{index}"
         self.type, self.index = type, index
-        self.table: Table = {}
+        self.table = Table()
         self._xla = xla
         self._is_host = xla.platform == "cpu"
         self._numbers: Bounded[tuple[torch.dtype, bytes], jax.Array] = Bounded(256)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from .buffer import Table
+from .buffer import Table, sweep
 
 
 class Account:
@@ -24,6 +24,7 @@ class Account:
 
     def begin(self, table: Table) -> None:
         """Forget what was, and count from here on."""
+        sweep(table)
         self.is_kept, self.peak = True, _held(table)
 
     def count(self, table: Table, values: Iterable[Any], needs: int) -> None:
@@ -34,7 +35,7 @@ class Account:
 
 
 def _held(table: Table, values: Iterable[Any] = ()) -> int:
-    """The bytes of all arrays that living tensors or a flush hold, each once."""
-    arrays = [b.array for b in table.values() if b.array is not None and b.is_alive()]
+    """The bytes of all arrays that tensors or a flush hold, each once."""
+    arrays = [b.array for b in table.values() if b.array is not None]
     arrays += [v for v in values if isinstance(v, jax.Array)]
     return sum(a.nbytes for a in {id(a): a for a in arrays}.values())

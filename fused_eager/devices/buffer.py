@@ -12,11 +12,12 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 
-from .home import Home
+from .home import Home, nbytes_of
 
 if TYPE_CHECKING:
     import jax
@@ -30,7 +31,33 @@ class Owner:
     __slots__ = ("__weakref__",)
 
 
-Table = dict[int, "Buffer"]  # by the storage's address
+RECENT = 4  # runs whose results are looked at in each further run: most of what dies is as young as that
+LOOKED_AT = 16  # buffers that a run pays for, which looks at all of them once in a while
+GROWTH = 64  # a part of all bytes: more is not made before all are looked at again,
+LITTLE = 1 << 16  # but for so many bytes
+
+
+class Table(dict[int, "Buffer"]):
+    """The buffers of a device, by the address of their storage, and when to look which of them are dead.
+
+    A model has thousands, and in mode `strict` a run is one op: to look at all in each would take longer than the op.
+    """
+
+    __slots__ = ("bytes", "made", "recent", "runs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recent: deque[list[int]] = deque(maxlen=RECENT)  # addresses, which keep nothing alive
+        self.bytes = 0  # of all, when they were last looked at
+        self.made = 0  # bytes since then,
+        self.runs = 0  # and runs
+
+    def ran(self, made: list[int], nbytes: int) -> None:
+        """A run has made values of the storages at these addresses, and taken so many bytes for it."""
+        self.recent.append(made)
+        self.made += nbytes
+
+
 # One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
 LOCK = threading.RLock()
 
@@ -111,10 +138,26 @@ def dead(buffers: list[Buffer]) -> list[Buffer]:
 def sweep(table: Table) -> None:
     """Forget the buffers on the device whose storages nobody refers to any more."""
     with LOCK:
-        for b in dead([b for b in table.values() if b.stream is None]):
-            del table[b.cdata]
+        _forget(table, list(table.values()))
+        table.bytes, table.made, table.runs = sum([nbytes_of(b.home) for b in table.values() if b.home]), 0, 0
+
+
+def sweep_before_run(table: Table) -> None:
+    """The same, as far as it pays: of those that the last runs have made, and of all as soon as these are few for the
+    runs, or small for the memory, that there have been since."""
+    with LOCK:
+        table.runs += 1
+        if table.runs * LOOKED_AT >= len(table) or table.made >= max(table.bytes // GROWTH, LITTLE):
+            sweep(table)
+        else:
+            _forget(table, [b for made in table.recent for cdata in made if (b := table.get(cdata)) is not None])
+
+
+def _forget(table: Table, buffers: list[Buffer]) -> None:
+    for b in dead([b for b in buffers if b.stream is None]):
+        if table.pop(b.cdata, None) is not None:  # else it is there twice
             b.bury()
-            # The storage dies with the last reference; until then nobody may read its unwritten memory.
+        # The storage dies with the last reference; until then nobody may read its unwritten memory.
 
 
 def living(table: Table, pending: bool = False) -> list[Home]:

@@ -18,8 +18,9 @@ import torch
 from ..compiling import background, emit, measuring
 from ..compiling.compile import Computation, Executable, Settings, load_or_compile
 from ..compiling.ready import Ready
-from ..devices.buffer import LOCK, Buffer, dead, sweep
+from ..devices.buffer import LOCK, Buffer, dead, sweep_before_run
 from ..devices.dlpack import to_tensor
+from ..devices.home import nbytes_of
 from ..devices.storage import alias
 from ..log.reasons import Reason
 from ..planning.plan import Region
@@ -243,7 +244,7 @@ def values_needed(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[
     """The values of a stream that some tensor sees, its inputs that none does, and the buffers which wait for values.
     Forgets the others."""
     table = stream.device.table
-    sweep(table)
+    sweep_before_run(table)
     pending, natives = stream.pending, [i for i in stream.inputs if type(i) is NativeInput]
     gone = set(dead(list(pending.values())))
     for cdata, held in Counter([i.storage._cdata for i in natives if i.storage._cdata in pending]).items():
@@ -328,6 +329,11 @@ def _assign(execution: Execution, pairs: list[tuple[Buffer, int]]) -> None:
         b.array = as_array(execution.values[vid], execution.device)
         b.stream = b.previous = None
         b.origin, b.maker = (run.serial, vid), run.thread
+    executables = execution.ready.executables
+    taken = sum([e.needs for e in executables if e is not None])
+    if None in executables:
+        taken += sum([nbytes_of(b.home) for b, _ in pairs if b.home is not None])
+    execution.device.table.ran([b.cdata for b, _ in pairs], taken)
     if run.flags or DEFERRED.runs:
         DEFERRED.runs.append(run)
 

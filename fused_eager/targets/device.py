@@ -11,7 +11,7 @@ import torch
 
 from fused_eager.fusion_rules.spec import Spec
 
-from ..devices.buffer import Buffer
+from ..devices.buffer import Buffer, Table
 from ..devices.device import Device
 from .target import Target
 from .topology import devices
@@ -26,7 +26,7 @@ class TargetDevice(Device):
     def __init__(self, target: Target):
         self.target = target
         self.name = str(target)
-        self.table = {}
+        self.table = Table()
 
     @property
     def xla(self) -> jax.Device:

@@ -68,7 +68,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "check": (run, "check"),
     "wait": (run, "wait"),
     "bind": (HostBuffer, "bind"),
-    "sweep": (run, "sweep"),
+    "sweep": (run, "sweep_before_run"),
 }
 
 

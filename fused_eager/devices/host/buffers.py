@@ -19,7 +19,7 @@ from ..storage import alias, storage_of, swap_memory
 from . import trap, unwritten
 from .scratch import SCRATCH
 
-TABLE: Table = {}
+TABLE = Table()
 COPIED = 2**16  # bytes: a small result is copied, so that torch can resize it as one of its own
 
 
