@@ -337,6 +337,6 @@ def native_dropout_backward(cx: Context, grad_output: Any, mask: Any, scale: flo
     return cast(kept, dtype) * as_array(scale, dtype)
 
 
-@_pointwise("_masked_scale")
+@rule("_masked_scale.default", OpClass.POINTWISE, promote=Promote.DEFAULT, defines=True)
 def masked_scale(cx: Context, self: Any, mask: Any, scale: float) -> Any:
     return self * mask * as_array(scale, self.dtype)

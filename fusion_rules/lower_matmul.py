@@ -81,12 +81,12 @@ def vdot(cx: Context, self: Any, other: Any) -> Any:
     return product(jnp.conj(self), other, DOT)
 
 
-@rule("mm.dtype", OpClass.CONTRACTION)
+@rule("mm.dtype", OpClass.CONTRACTION, defines=True)
 def mm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
     return matrices(cx, self, mat2, JAX_DTYPE[cx.out[0].dtype])
 
 
-@rule("bmm.dtype", OpClass.CONTRACTION)
+@rule("bmm.dtype", OpClass.CONTRACTION, defines=True)
 def bmm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
     return product(self, mat2, BMM, JAX_DTYPE[cx.out[0].dtype])
 
@@ -96,7 +96,7 @@ def addmm(cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alp
     return _affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
 
 
-@rule("addmm.dtype", OpClass.CONTRACTION)
+@rule("addmm.dtype", OpClass.CONTRACTION, defines=True)
 def addmm_dtype(
     cx: Context, self: Any, mat1: Any, mat2: Any, out_dtype: Any, *, beta: Any = None, alpha: Any = None
 ) -> Any:
@@ -108,7 +108,7 @@ def baddbmm(cx: Context, self: Any, batch1: Any, batch2: Any, *, beta: Any = Non
     return _affine(cx, self, product(batch1, batch2, BMM), beta, alpha)
 
 
-@rule("baddbmm.dtype", OpClass.CONTRACTION)
+@rule("baddbmm.dtype", OpClass.CONTRACTION, defines=True)
 def baddbmm_dtype(
     cx: Context, self: Any, batch1: Any, batch2: Any, out_dtype: Any, *, beta: Any = None, alpha: Any = None
 ) -> Any:

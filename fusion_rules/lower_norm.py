@@ -104,7 +104,7 @@ def rms_norm(cx: Context, input: Any, normalized_shape: Sequence[int], weight: A
     return affine(x * separated(cx, x, rstd)[0], weight, None), rstd
 
 
-@rule("_fused_rms_norm_backward.default", OpClass.NORMALIZATION)
+@rule("_fused_rms_norm_backward.default", OpClass.NORMALIZATION, defines=True)
 def rms_norm_backward(
     cx: Context,
     grad_out: Any,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 import torch
-from fused_eager.fusion_rules import RULES, platforms
+from fused_eager.fusion_rules import RULES, families, platforms
 from fused_eager.fusion_rules.platforms import VARIANTS, Variants, current, lowering_for, variants
 from fused_eager.fusion_rules.rule import OpClass, rule
 
@@ -131,3 +131,18 @@ def test_a_region_is_lowered_for_the_platform_of_its_device(monkeypatch: pytest.
     with fused_eager(mode="strict", cache="off", compile="wait"):
         torch.testing.assert_close(torch.ones(7, 13).sin() + 0, torch.full((7, 13), 1.0).sin())
     assert seen == ["cpu"]
+
+
+def test_what_torch_has_no_kernel_of_for_the_cpu_is_defined_by_its_row() -> None:
+    """Else its rehearsal, which ATen runs on the CPU, would fail on every device."""
+    families.load()
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    known = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    lacking = []
+    for name, row in RULES.items():
+        packet, _, overload = name.removeprefix("aten.").rpartition(".")
+        called = f"aten::{packet}" + (f".{overload}" if overload != "default" else "")
+        if name.startswith("aten.") and called in known and not has(called, "CPU") and not row.defines:
+            lacking.append(name)
+    assert not lacking
+    assert RULES["aten.mm.dtype"].defines

@@ -1,13 +1,38 @@
-"""Products of groups of scaled eight-bit matrices, which torch has for CUDA alone, against each group by itself."""
+"""Ops that torch has for accelerators alone: products with another dtype, of groups of scaled eight-bit matrices."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+PRODUCTS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "mm": lambda x, how: torch.mm(x, x.T, **how),
+    "bmm": lambda x, how: torch.bmm(x[None], x.T[None], **how),
+    "addmm": lambda x, how: torch.addmm(x[:, :3], x, x.T, beta=0.5, alpha=2, **how),
+    "baddbmm": lambda x, how: torch.baddbmm(x[:, :3], x[None], x.T[None], beta=0.5, alpha=2, **how),
+    "baddbmm of nothing": lambda x, how: torch.baddbmm(x[:, :3] / 0, x[None], x.T[None], beta=0, **how),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_that_are_not_rounded(name: str) -> None:
+    x = torch.randn(3, 20, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    out = PRODUCTS[name](x.to("tpu"), {"out_dtype": torch.float32})
+    assert out.dtype is torch.float32
+    torch.testing.assert_close(out.cpu(), PRODUCTS[name](x.float(), {}), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_of_bytes_scales() -> None:
+    x, mask = torch.randn(4, 4), torch.tensor([[0, 1, 1, 0]] * 4, dtype=torch.uint8)
+    out = torch.ops.aten._masked_scale(x.to("tpu"), mask.to("tpu"), 2.0)
+    assert torch.equal(out.cpu(), x * mask * 2)
+
 
 SCALED: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int] | None, tuple[int, ...], tuple[int, ...]]] = {
     "rows": ((96, 64), (3, 64, 32), [16, 16, 96], (96,), (3, 32)),
