@@ -239,7 +239,7 @@ def _other_ways(
         found = outcome(program_of(case, other, seed), None)
         if isinstance(found, Exception) or len(found) != len(want):
             continue
-        yield [t[0] if form is many and isinstance(t, torch.Tensor) and t.ndim else t for t in found]
+        yield [t[0] if form is many and isinstance(t, torch.Tensor) and t.ndim and len(t) else t for t in found]
 
 
 def _truths(
