@@ -57,6 +57,13 @@ class Table(dict[int, "Buffer"]):
         self.recent.append(made)
         self.made += nbytes
 
+    def brought(self, address: int, nbytes: int) -> None:
+        """A value has come from elsewhere since the last run, for the storage at this address."""
+        if not self.recent:
+            self.recent.append([])
+        self.recent[-1].append(address)
+        self.made += nbytes
+
 
 # One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
 LOCK = threading.RLock()

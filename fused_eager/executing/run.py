@@ -284,6 +284,7 @@ def _end(stream: Stream, seconds: float, reason: Reason) -> Ready:
             b.stream, b.maker = None, stream.thread
             if b.born_native:
                 b.table.pop(b.cdata, None)
+        stream.device.table.ran([b.cdata for b, _ in assigned], sum([b.storage.nbytes() for b, _ in assigned]))
         stream.reset()
     return ready
 

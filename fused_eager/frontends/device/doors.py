@@ -103,6 +103,7 @@ class Door:
         with LOCK:
             self.forget(b, (home.dtype, tuple(home.shape)))
             b.array = self.device.put(home)
+            b.table.brought(b.cdata, home.nbytes)
 
     def forget(self, b: AcceleratorBuffer, home: Home) -> None:
         """A storage has nothing of what it held, whatever still reads that: it is as if nobody had written it."""

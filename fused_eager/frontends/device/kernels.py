@@ -200,7 +200,9 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     return self.clone()
 
 
-# What is neither recorded nor fetched.
+_BY_ROW = 1  # torch.nn.functional.ScalingType
+
+
 def _scaled_grouped_mm(
     a: Tensor, b: Tensor, scale_a: list[Tensor], recipe_a: list[int], swizzle_a: list[int], scale_b: list[Tensor],
     recipe_b: list[int], swizzle_b: list[int], offs: Tensor | None = None, bias: Tensor | None = None,
@@ -226,8 +228,7 @@ def _baddbmm_as(
     return made if beta == 0 else made + self * beta
 
 
-_BY_ROW = 1  # torch.nn.functional.ScalingType
-
+# What is neither recorded nor fetched.
 OWN: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": storages.empty,
     "aten.empty_strided.default": storages.empty_strided,
