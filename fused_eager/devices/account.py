@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import jax
+import torch
 
 from .buffer import Table, sweep
 
@@ -37,5 +37,5 @@ class Account:
 def _held(table: Table, values: Iterable[Any] = ()) -> int:
     """The bytes of all arrays that tensors or a flush hold, each once."""
     arrays = [b.array for b in table.values() if b.array is not None]
-    arrays += [v for v in values if isinstance(v, jax.Array)]
+    arrays += [v for v in values if not isinstance(v, torch.Tensor)]  # those are the host's
     return sum(a.nbytes for a in {id(a): a for a in arrays}.values())
