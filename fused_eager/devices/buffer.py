@@ -168,7 +168,9 @@ def _forget(table: Table, buffers: list[Buffer]) -> None:
 
 
 def living(table: Table, pending: bool = False) -> list[Home]:
-    """What living tensors have on a device; with `pending`, what is to be computed as well."""
+    """What living tensors have on a device; with `pending`, what is to be computed as well, and is not lost."""
     return [
-        b.home for b in table.values() if b.home is not None and (pending or b.array is not None) and b.is_alive()
+        b.home
+        for b in table.values()
+        if b.home is not None and (b.array is not None or (pending and b.error is None)) and b.is_alive()
     ]

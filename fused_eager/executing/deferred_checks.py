@@ -7,6 +7,7 @@ that depended on it returns to what it held before, or is lost and says so.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -195,7 +196,17 @@ def undo(
     elif b.born_native and origin is None:
         b.release()
     else:
-        b.array, b.error = None, error
+        b.array, b.error = None, _without_frames(error)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """An exception to keep: in the frames of the one that is raised are the program's tensors, the lost one too, which
+    would keep itself alive for ever."""
+    try:
+        kept = copy.copy(error)
+    except Exception:  # of somebody's own class, which takes other arguments
+        kept = None
+    return kept if type(kept) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def lost(b: Buffer) -> LostValue:

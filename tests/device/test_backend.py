@@ -197,6 +197,8 @@ def test_no_memory_is_torchs_error_and_names_the_line_and_the_largest_tensors() 
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 45, device=TPU)[:2].tolist()
     assert held.sum().item() == 600_000
+    del caught
+    assert torch.tpu.memory_allocated() < 1 << 30, "what could not be made takes no memory, and keeps itself alive"
 
 
 def test_events_tell_the_time_between_them_and_are_not_waited_for_when_recorded() -> None:

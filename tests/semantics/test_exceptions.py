@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -261,3 +262,24 @@ def test_many_contexts_in_a_row(mode: str) -> None:
         with fused_eager(mode=mode):
             x = x + 1
     assert x.tolist() == [21.0] * 3
+
+
+def test_what_has_failed_keeps_no_frame_of_the_program(mode: str) -> None:
+    """A lost tensor remembers the error, whose traceback has the frames in which it is a local variable."""
+
+    class Local:
+        pass
+
+    seen: list[Any] = []
+
+    def fails() -> None:
+        local = Local()
+        seen.append(weakref.ref(local))
+        with pytest.raises((IndexError, RuntimeError)):
+            lost = (torch.arange(3.0) + 1).index_select(0, torch.tensor([7]) + 0)
+            (lost * 2).tolist()
+
+    with fused_eager(mode=mode):
+        fails()
+        gc.collect()
+        assert seen[0]() is None
