@@ -123,6 +123,16 @@ def check() -> None:
     Raises:
         IndexError, RuntimeError, ...: what eager raises; the op and its line are in the message.
     """
+    error = _first_error()
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # this frame is in its traceback: they would keep each other
+
+
+def _first_error() -> Exception | None:
+    """The first error of all runs so far that this thread is to be told of."""
     with LOCK:
         errors, DEFERRED.owed = DEFERRED.owed, []
         for k, run in enumerate(DEFERRED.runs):
@@ -138,9 +148,8 @@ def check() -> None:
         if errors:
             others = {t.ident for t in threading.enumerate()} - {threading.get_ident()}
             DEFERRED.owed = [(thread, error) for thread, error in errors if thread in others]
-            for thread, error in errors:
-                if thread not in others:
-                    raise error
+            return next((error for thread, error in errors if thread not in others), None)
+    return None
 
 
 def _error(node: Node, check: RunCheck, value: int) -> Exception:
