@@ -63,6 +63,13 @@ class Table(dict[int, "Buffer"]):
             self.recent.append([])
         self.recent[-1].append(address)
         self.made += nbytes
+        if self.has_grown:  # a program may do nothing else
+            sweep(self)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether so much has been made that all are to be looked at."""
+        return self.made >= max(self.bytes // GROWTH, LITTLE)
 
 
 # One lock for the whole runtime: streams flush each other's work, and two locks taken in both orders are a deadlock.
@@ -154,7 +161,7 @@ def sweep_before_run(table: Table) -> None:
     runs, or small for the memory, that there have been since."""
     with LOCK:
         table.runs += 1
-        if table.runs * LOOKED_AT >= len(table) or table.made >= max(table.bytes // GROWTH, LITTLE):
+        if table.runs * LOOKED_AT >= len(table) or table.has_grown:
             sweep(table)
         else:
             _forget(table, [b for made in table.recent for cdata in made if (b := table.get(cdata)) is not None])

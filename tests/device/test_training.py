@@ -269,6 +269,14 @@ def test_the_memory_of_a_loop_is_flat() -> None:
     assert sizes[1:] == [sizes[1]] * 3
 
 
+def test_copies_that_nobody_has_any_more_are_let_go() -> None:
+    source, table = torch.ones(1 << 16), DOORS[0].device.table
+    for _ in range(100):
+        copied = source.to("tpu")
+    assert copied.device.type == "tpu"
+    assert sum(b.array.nbytes for b in table.values() if b.array is not None and not b.is_alive()) <= 4 * source.nbytes
+
+
 def _perceptron() -> tuple[nn.Module, torch.Tensor, int]:
     layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())]
     return nn.Sequential(*layers), torch.randn(256, 256), 256
