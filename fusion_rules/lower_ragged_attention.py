@@ -159,14 +159,17 @@ def flash_attention(
 ) -> Any:  # fmt: skip
     need(not dropout_p and not return_debug_mask and alibi_slopes is None, "it has dropout, or biases by distance")
     need(cum_seq_q is not None and query.ndim == 3, "its sequences are of one length")
+    rest = [jnp.zeros(spec.shape, jnp.uint64) for spec in cx.out[2:4]]
+    rest.append(jnp.zeros(cx.out[4].shape, query.dtype))
+    if not (query.size and key.size and max_q and max_k):
+        return jnp.zeros_like(query), jnp.full(query.shape[1::-1], jnp.inf, jnp.float32), *rest
     call = _call(query, key, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right,
                  seqused_k, block_table)  # fmt: skip
     if block_table is not None:
         key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
     out, lse = attend_ragged(call, call.queries.lay(query), call.keys.lay(key), call.keys.lay(value), scale)
     sums = call.queries.collect(lse.astype(jnp.float32), jnp.inf).T
-    rest = [jnp.zeros(spec.shape, jnp.uint64) for spec in cx.out[2:4]]
-    return call.queries.collect(out).astype(query.dtype), sums, *rest, jnp.zeros(cx.out[4].shape, query.dtype)
+    return call.queries.collect(out).astype(query.dtype), sums, *rest
 
 
 @rule("_flash_attention_backward.default", OpClass.CONTRACTION, defines=True)
@@ -177,6 +180,8 @@ def flash_attention_backward(
 ) -> Any:  # fmt: skip
     need(not dropout_p, "it has dropout")
     need(cum_seq_q is not None and query.ndim == 3, "its sequences are of one length")
+    if not (query.size and key.size and max_q and max_k):
+        return tuple(map(jnp.zeros_like, (query, key, value)))
     call = _call(query, key, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right)
     queries, keys = call.queries, call.keys
     given = queries.lay(grad_out), queries.lay(query), keys.lay(key), keys.lay(value), queries.lay(out)

@@ -176,6 +176,19 @@ def test_one_sequence_hides_no_nan_of_its_own_and_sees_none_of_another() -> None
     assert out[:2].isnan().all() and out[2:].isfinite().all()
 
 
+@pytest.mark.parametrize(("queries", "keys"), [([], []), ([0], [0]), ([3, 0], [0, 0]), ([0, 0], [2, 1]), ([1], [1])])
+def test_sequences_of_no_tokens_and_of_one(queries: list[int], keys: list[int]) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    given = [torch.randn(sum(n), 2, 8).to("tpu").requires_grad_() for n in (queries, keys, keys)]
+    starts, others = (torch.tensor([0, *n]).cumsum(0).int().to("tpu") for n in (queries, keys))
+    longest = [max(n, default=0) for n in (queries, keys)]
+    out, lse = varlen.varlen_attn(*given, starts, others, *longest, return_aux=varlen.AuxRequest(lse=True))
+    out.sum().backward()
+    assert out.shape == given[0].shape and lse.shape == (2, sum(queries))
+    assert torch.equal(out.cpu(), given[2].detach().cpu() if queries == [1] else torch.zeros(out.shape))
+    assert [t.grad.shape for t in given] == [t.shape for t in given]  # type: ignore[union-attr]
+
+
 def test_the_result_is_written_where_it_is_asked_for() -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     q, starts = torch.randn(6, 2, 8).to("tpu"), torch.tensor([0, 2, 6], dtype=torch.int32).to("tpu")
