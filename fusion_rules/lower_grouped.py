@@ -25,11 +25,16 @@ BLOCK = 128  # rows
 _ROWS_SUMMED = (((0,), (0,)), ((), ()))
 
 
+def _bounds(offsets: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """The first row of each group, and the one after its last."""
+    ends = jnp.clip(offsets.astype(jnp.int32), 0, rows)
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]]), ends
+
+
 def _over_blocks(offsets: jax.Array, rows: int, block: int, first: Any, step: Callable[..., Any]) -> Any:
     """`step(made, group, start, valid)` for each block of each group's rows in turn, beginning with `first`; `valid`
     says which rows of the block are the group's. As in eager, a group whose offset is below the one before is empty."""
-    ends = jnp.clip(offsets.astype(jnp.int32), 0, rows)
-    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+    starts, ends = _bounds(offsets, rows)
 
     def of_group(group: Any, made: Any) -> Any:
         end = ends[group]
@@ -127,9 +132,11 @@ def scaled_grouped_mm(
 
 
 def _group_of(offsets: jax.Array, rows: int) -> jax.Array:
-    """The group of each row; what is of none is not looked at, and gets the last one."""
-    group = jnp.searchsorted(offsets, jnp.arange(rows, dtype=offsets.dtype), side="right")
-    return jnp.minimum(group, offsets.shape[0] - 1)
+    """The group of each row: the last one that has it, as products of groups overwrite each other. What is of none is
+    not looked at."""
+    starts, ends = (x[:, None] for x in _bounds(offsets, rows))
+    row = jnp.arange(rows, dtype=jnp.int32)
+    return offsets.shape[0] - 1 - jnp.argmax(((starts <= row) & (row < ends))[::-1], 0)
 
 
 def _scaled(x: jax.Array, y: jax.Array, scales: Sequence[jax.Array], bias: Any) -> jax.Array:

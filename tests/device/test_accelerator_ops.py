@@ -72,6 +72,20 @@ def test_scaled_products_of_groups(name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(F, "scaled_grouped_mm"), reason="this torch has none")
+def test_groups_that_begin_before_the_last_one_ends_are_scaled_as_they_are_multiplied() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(96, 64, generator=g), torch.randn(3, 32, 64, generator=g)
+    a, b = (t.to(torch.float8_e4m3fn).to("tpu") for t in (a, b))
+    offsets = torch.tensor([40, 16, 96], dtype=torch.int32).to("tpu")  # the second is empty, the third overwrites
+    scales = torch.tensor([1.0, 2.0, 4.0])[:, None].expand(3, 32).contiguous().to("tpu")
+    rows = F.ScalingType.RowWise
+    out = F.scaled_grouped_mm(a, b.mT, torch.ones(96, device="tpu"), rows, scales, rows, offs=offsets).cpu().float()
+    wide, weights = a.cpu().float(), b.cpu().float().mT
+    expected = torch.cat([wide[:16] @ weights[0], wide[16:] @ weights[2] * 4])
+    torch.testing.assert_close(out, expected, rtol=8e-3, atol=8e-3)
+
+
+@pytest.mark.skipif(not hasattr(F, "scaled_grouped_mm"), reason="this torch has none")
 def test_other_recipes_of_scales_are_refused() -> None:
     a = torch.zeros(3, 16, 16, device="tpu").to(torch.float8_e4m3fn)
     whole = F.ScalingType.TensorWise

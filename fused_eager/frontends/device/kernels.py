@@ -200,16 +200,14 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     return self.clone()
 
 
-_BY_ROW = 1  # torch.nn.functional.ScalingType
-
-
 def _scaled_grouped_mm(
     a: Tensor, b: Tensor, scale_a: list[Tensor], recipe_a: list[int], swizzle_a: list[int], scale_b: list[Tensor],
     recipe_b: list[int], swizzle_b: list[int], offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None, contraction_dim: Any = (), use_fast_accum: bool = False,
 ) -> Tensor:  # fmt: skip
     """`F.scaled_grouped_mm`, whose shapes torch infers in its older form alone."""
-    if not (recipe_a == recipe_b == [_BY_ROW]) or any((*swizzle_a, *swizzle_b)) or contraction_dim:
+    by_row = [torch.nn.functional.ScalingType.RowWise.value]
+    if not (recipe_a == recipe_b == by_row) or any((*swizzle_a, *swizzle_b)) or contraction_dim:
         raise NotImplementedError(
             "scaled_grouped_mm on this device takes one scale for each row and column (ScalingType.RowWise, no "
             f"swizzle, no contraction_dim), and not the recipes {recipe_a} and {recipe_b}"
