@@ -163,13 +163,15 @@ def _summary(runner: _Runner, times: list[float], plain: list[float], difference
     )
 
 
-def measure(workload: Workload, systems: Sequence[System], effort: Effort, size: Size = "full") -> dict[str, Timing]:
+def measure(
+    workload: Workload, systems: Sequence[System], effort: Effort, size: Size = "full", reference: System = REFERENCE
+) -> dict[str, Timing]:
     """Time plain eager and `systems` on one workload, block by block in turn. Returns a timing per system's name.
 
     A system whose first results differ from plain eager's, or that raises, gets a `failure` and no time.
     """
-    plain, expected = first_results(workload, REFERENCE, size)
-    runners, timings, differences = [plain], {}, {REFERENCE.name: 0.0}
+    plain, expected = first_results(workload, reference, size)
+    runners, timings, differences = [plain], {}, {reference.name: 0.0}
     for system in systems:
         try:
             runner, results = first_results(workload, system, size)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fused_eager.fusion_rules.deferred import Deferred, jax, xla_client
+from fused_eager.fusion_rules.platforms import family
 
 compiler, pxla = Deferred("jax._src.compiler"), Deferred("jax._src.interpreters.pxla")
 xla_bridge = Deferred("jax._src.xla_bridge")
@@ -38,6 +39,8 @@ _LIBRARIES: list[dict[str, str]] = [  # but for those that have been found unkno
     {"xla_cpu_experimental_ynn_fusion_type": ""},
     {},
 ]
+# A conversion to a narrow dtype and back is a rounding that the program asked for, and no detour.
+_OPTIONS: dict[str, dict[str, bool]] = {"gpu": {"xla_allow_excess_precision": False}}
 _UNKNOWN = re.compile("No such compile option|While setting option")
 
 
@@ -107,7 +110,7 @@ def let_go(traced: jax.stages.Traced) -> None:
 def compiled(lowered: jax.stages.Lowered, platform: str = "cpu") -> jax.stages.Compiled:
     """What XLA makes of a lowered function, where no library that it calls is known to be wrong."""
     if platform != "cpu":  # the libraries are the CPU's
-        return lowered.compile()
+        return lowered.compile(compiler_options=_OPTIONS.get(family(platform)))
     return with_libraries(lambda library: lowered.compile(compiler_options=library))
 
 

@@ -250,7 +250,7 @@ def as_portable(lowered: Any, fresh: Any, platform: str) -> Portable:
 def families_of(lowered: Any, platform: str) -> tuple[str, ...]:
     """The families of the functions that a program calls. Raises NotPortable where one is in none."""
     targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
-    if platform == "tpu":  # its compiler takes in whatever it knows by name, and there is nothing else to call
+    if platform != "cpu":  # what else there is to call comes with the platform, or its compiler knows it by name
         targets = [t for t in targets if "callback" in t]
     foreign = [t for t in targets if _family(t) is None]
     if foreign:

@@ -20,7 +20,7 @@ import torch
 from fused_eager import fusion_rules
 from fused_eager.cache import Key, Origin, Unencodable
 from fused_eager.fusion_rules.cores import usable_cores
-from fused_eager.fusion_rules.deferred import jax, xla_client
+from fused_eager.fusion_rules.deferred import Deferred, jax, xla_client
 from fused_eager.fusion_rules.precision import switches
 
 from .. import lowering, xla
@@ -31,6 +31,8 @@ from ..targets import topology
 from . import canonical, executable
 from . import compile as compiling
 from .xla_cpu import finishing, strip, subprocess_compiler, xla_process
+
+_lib = Deferred("jax._src.lib")
 
 # JAX's options that change what is traced or how XLA compiles it.
 _JAX_OPTIONS = (
@@ -121,7 +123,7 @@ def _set_by_jax(option: str) -> str | None:
 
 def _is_accelerator(device: Any) -> bool:
     """Whether a device of JAX's has code of its own alone, so that the host's processor does not matter."""
-    return device.platform == "tpu"
+    return device.platform != "cpu"
 
 
 @functools.cache
@@ -151,8 +153,19 @@ def _of_processor() -> dict[str, Any]:
 
 
 def _of_accelerator(device: Any) -> dict[str, Any]:
+    if device.platform != "tpu":
+        return {"chip": getattr(device, "compute_capability", ""), "libraries": _libraries()}
     flags = set(os.environ.get("LIBTPU_INIT_ARGS", "").split()) - {_JAX_ADDS}
     return {"topology": topology.bounds(device.client.devices()), "libtpu_flags": sorted(flags)}
+
+
+def _libraries() -> dict[str, int]:
+    """The versions of NVIDIA's libraries, whose choices of kernels are compiled in; none on other platforms."""
+    found = getattr(_lib, "cuda_versions", None)
+    if found is None:
+        return {}
+    asked = ("cublas", "cudnn", "cufft", "cusolver", "cusparse")
+    return {name: int(getattr(found, f"{name}_get_version")()) for name in asked if hasattr(found, f"{name}_get_version")}
 
 
 def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:

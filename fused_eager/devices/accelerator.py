@@ -136,8 +136,8 @@ class Accelerator(Device):
         """A dense tensor of the host's as an array: a copy, except where the host's memory is the device's."""
         array = to_array(t, self._xla if self._is_host else host_device())
         try:
-            return array if self._is_host else jax.device_put(array, self._xla)
-        except RuntimeError as error:
+            return array if self._is_host else moved(array, self._xla)
+        except _NO_ROOM as error:
             raise self.told(error, f"what is brought to it at {site.describe(site.here())}") from error
 
     def told(self, error: Exception, where: str) -> Exception:
@@ -150,8 +150,11 @@ class Accelerator(Device):
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""
         try:
-            return to_tensor(array if self._is_host else jax.device_put(array, host_device()))
-        except RuntimeError as error:  # of what has run meanwhile
+            if self._is_host:
+                return to_tensor(array)
+            array.block_until_ready()  # raises what it has failed with, before the host is asked for as much memory
+            return to_tensor(moved(array, host_device()))
+        except _NO_ROOM as error:  # of what has run meanwhile
             raise self.told(error, f"what is read at {site.describe(site.here())}") from error
 
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
@@ -167,6 +170,15 @@ class Accelerator(Device):
             if len(numbers) <= _FEW:
                 self._numbers[key] = found
         return found
+
+
+_NO_ROOM = (RuntimeError, MemoryError)  # among others: `told` looks which
+
+
+def moved(array: jax.Array, to: Any) -> jax.Array:
+    """An array on another of JAX's devices. All 64 bits of its numbers, whatever the program has told JAX."""
+    with enable_x64(True):
+        return jax.device_put(array, to)
 
 
 _FEW = 64  # numbers that are kept on the device for the next time

@@ -69,13 +69,13 @@ def _taken(device: Any) -> dict[str, int]:
         if not account.is_kept:
             reset_peak_memory_stats(device)
         most = max(account.peak, now)
-    reserved = stats.get("bytes_reserved", now)
+    reserved = max(stats.get("pool_bytes", 0), stats.get("bytes_reserved", 0), now)
     return {
         **stats,
         **{f"{kind}_bytes.all.current": now for kind in ("allocated", "active")},
         **{f"{kind}_bytes.all.peak": most for kind in ("allocated", "active")},
         "reserved_bytes.all.current": reserved,
-        "reserved_bytes.all.peak": max(reserved, most),
+        "reserved_bytes.all.peak": max(reserved, most, stats.get("peak_pool_bytes", 0)),
     }
 
 
