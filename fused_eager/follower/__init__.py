@@ -36,6 +36,7 @@ class _State:
     builder: threading.Thread | None = None
     load: Callable[[Path], ModuleType]  # what connects it with the runtime's objects, as whoever asked has it
     taken_up: Callable[[], None]  # what is to be done once it is there
+    serving: list[Callable[[ModuleType], None]] = []  # whom it is to serve beside contexts
     closed = False  # for good
 
 
@@ -102,6 +103,15 @@ def enter(config: Config, load: Callable[[Path], ModuleType], taken_up: Callable
             raise FollowerUnavailable(f"no compiled follower: {_STATE.why}")
 
 
+def serve(begin: Callable[[ModuleType], None]) -> None:
+    """Have `begin` called with the follower: now if there is one, or else as it is taken up."""
+    with _LOCK:
+        if _STATE.module is not None:
+            begin(_STATE.module)
+        else:
+            _STATE.serving.append(begin)
+
+
 def attend() -> None:
     """No op of this thread is under way: begin to build, or take up what has been built meanwhile. Called often."""
     if not _STATE.attending or not _LOCK.acquire(blocking=False):
@@ -141,6 +151,8 @@ def _take_up() -> None:
         _tell("failed", time.perf_counter() - began)
         return
     _STATE.attending, _STATE.why = False, ""
+    for begin in _STATE.serving:
+        begin(_STATE.module)
     _STATE.taken_up()
     autotuner.forget()  # what was measured with Python's follower
     _tell("taken up", time.perf_counter() - began)
@@ -172,6 +184,7 @@ __all__ = [
     "overlooked",
     "pause",
     "reader",
+    "serve",
     "status",
     "ways",
 ]

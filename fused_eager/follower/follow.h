@@ -75,9 +75,11 @@ struct Missing {
 
 class Follower {
   static constexpr size_t FEW = 8;
+  static constexpr uint64_t FOLLOWED_FIRST = uint64_t(1) << 62, ALIGNED = 64;  // Python's begin far below
 
  public:
-  Follower(CompiledStep& step, PyObject* remembered, PyObject* stream) : c_(step), step_(remembered), stream_(stream) {}
+  Follower(CompiledStep& step, PyObject* remembered, PyObject* stream, const Memory& memory)
+      : c_(step), step_(remembered), stream_(stream), memory_(memory) {}
 
   // Whether the call is the one that came next last time. Nothing has been changed by then.
   bool compare(Arguments given) {
@@ -174,7 +176,7 @@ class Follower {
 
   bool takes(const at::Tensor& t) {
     const size_t k = tensors_.size();
-    if (k == c_.operands.size() || !is_tensor_we_know(t) || !c_.operands[k].sees(t)) return false;
+    if (k == c_.operands.size() || !is_tensor_we_know(t, memory_.device) || !c_.operands[k].sees(t)) return false;
     tensors_.push_back(&t);
     return true;
   }
@@ -199,7 +201,7 @@ class Follower {
       const int64_t offset = tensors_[k]->storage_offset();
       if (static_cast<int64_t>(storage.nbytes()) != o.nbytes) return false;
       const Ref address = checked(address_of(storage.unsafeGetStorageImpl()));
-      PyObject* buffer = found(R.table, address.get());
+      PyObject* buffer = found(memory_.table, address.get());
       if (buffer != nullptr && R.buffer.stream.of(buffer) == stream_) {
         if (number(R.buffer.vid.of(buffer)) != o.vid) return false;
       } else if (input_of(storage, address.get(), buffer, o, offset * o.itemsize) != o.vid) {
@@ -310,19 +312,34 @@ class Follower {
     return checked(PyObject_CallFunctionObjArgs(R.with_scalars, last(), list.get(), nullptr));
   }
 
-  // New tensors over memory that nobody has written, with their buffers; nothing knows of them yet.
+  // A tensor over memory that nobody has written, trapped: see devices/host/trap.py.
+  static at::Tensor new_on_host(const Output& o) {
+    at::Tensor t;
+    if (R.unwritten != 0 && R.unwritten_least <= o.nbytes && o.nbytes <= R.unwritten_most)
+      t = at::from_blob(reinterpret_cast<void*>(R.unwritten), o.sizes, o.strides, [](void*) {},
+                        at::TensorOptions().dtype(o.dtype));
+    else
+      t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
+    std::memset(reinterpret_cast<char*>(t.storage().unsafeGetStorageImpl()) + R.flags_at, 1, 3);
+    return t;
+  }
+
+  // A tensor over addresses that nobody maps, and nobody else has had: see devices/accelerator.py.
+  at::Tensor new_on_accelerator(const Output& o) const {
+    static uint64_t next = FOLLOWED_FIRST;  // the runtime's lock is held
+    const uint64_t address = o.nbytes == 0 ? 0 : next;
+    next += (static_cast<uint64_t>(o.nbytes) + ALIGNED - 1) / ALIGNED * ALIGNED;
+    return at::from_blob(reinterpret_cast<void*>(address), o.sizes, o.strides, [](void*) {},
+                         at::TensorOptions().dtype(o.dtype).device(memory_.device), memory_.device);
+  }
+
+  // New tensors whose values are to come, with their buffers; nothing knows of them yet.
   void make_outputs() {
     for (const Output& o : c_.outputs) {
-      at::Tensor t;
-      if (R.unwritten != 0 && R.unwritten_least <= o.nbytes && o.nbytes <= R.unwritten_most)
-        t = at::from_blob(reinterpret_cast<void*>(R.unwritten), o.sizes, o.strides, [](void*) {},
-                          at::TensorOptions().dtype(o.dtype));
-      else
-        t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
+      at::Tensor t = memory_.accelerator == nullptr ? new_on_host(o) : new_on_accelerator(o);
       auto* storage = t.storage().unsafeGetStorageImpl();
-      std::memset(reinterpret_cast<char*>(storage) + R.flags_at, 1, 3);  // trapped: see devices/host/trap.py
       Ref address = checked(address_of(storage)), wrapped = checked(THPStorage_Wrap(t.storage()));
-      Ref made = checked(R.buffer_type->tp_alloc(R.buffer_type, 0));
+      Ref made = checked(memory_.buffer_type->tp_alloc(memory_.buffer_type, 0));
       PyObject* b = made.get();
       R.buffer.array.set(b, Py_None);
       R.buffer.origin.set(b, Py_None);
@@ -336,6 +353,10 @@ class Follower {
       R.buffer.stream.set(b, stream_);
       R.buffer.cdata.set(b, address.get());
       R.buffer.storage.give(b, std::move(wrapped));
+      if (memory_.accelerator != nullptr) {
+        R.of_device.set(b, memory_.accelerator);
+        R.of_table.set(b, memory_.table);
+      }
       fresh_.push_back({std::move(t), std::move(address), std::move(made)});
     }
   }
@@ -394,7 +415,7 @@ class Follower {
   void hand_out() const {
     PyObject* pending = R.stream.pending.of(stream_);
     for (const Fresh& f : fresh_) {
-      checked(PyDict_SetItem(R.table, f.address.get(), f.buffer.get()));
+      checked(PyDict_SetItem(memory_.table, f.address.get(), f.buffer.get()));
       checked(PyDict_SetItem(pending, f.address.get(), f.buffer.get()));
     }
     for (const Write& w : c_.writes) {
@@ -441,6 +462,7 @@ class Follower {
 
   CompiledStep& c_;
   PyObject *step_, *stream_, *at_ = nullptr;
+  const Memory& memory_;
   int64_t vids_ = 0;
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   c10::SmallVector<const at::Tensor*, 8> rewritten_;  // of a list: the elements get no new version above us

@@ -90,13 +90,20 @@ bool is_awaited(PyObject* address) { return is_true(checked(PyObject_CallOneArg(
 
 // Whether a tensor is one finished number in native memory.
 bool is_finished_number(const at::Tensor& t) {
-  if (!is_tensor_we_know(t) || t.numel() > 1 || t.is_complex()) return false;
+  if (!is_tensor_we_know(t, c10::kCPU) || t.numel() > 1 || t.is_complex()) return false;
   if (!at::isFloatingType(t.scalar_type()) && !at::isIntegralType(t.scalar_type(), true)) return false;
   return found(R.table, checked(address_of(t.storage().unsafeGetStorageImpl())).get()) == nullptr;
 }
 
 enum class Way { PYTHON, NATIVE, FOLLOWED };
 int64_t taken[3] = {0, 0, 0};  // how often each way was gone, by the ops of our front doors
+
+Memory& host() {
+  static Memory memory;
+  memory.table = R.table;
+  memory.buffer_type = R.buffer_type;
+  return memory;
+}
 
 // What a call leaves behind that goes to Python and may be learned from.
 struct Lesson {
@@ -163,11 +170,59 @@ class Timed {
   Ref timing_;
 };
 
-struct Kernel final : c10::OperatorKernel {
+// What is known of an op, and what its calls were when they came last.
+struct Known {
   mutable PyObject* info = nullptr;  // the `OpInfo` of its op; never given up, for kernels outlive the interpreter
   mutable int64_t treatment = UNKNOWN;
   mutable bool writes_list = false, is_in_place = false;  // the latter: of its first argument, and of nothing else
 
+  bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack, const Memory& memory) const {
+    PyObject* step = expected_of(stream);
+    if (step == Py_None || R.step.info.of(step) != info || R.stream.shadowed.of(stream) != Py_None) return false;
+    if (PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0 && !is_true(R.step.warm.of(step))) return false;
+    CompiledStep* known = compiled(step);
+    if (known == nullptr || (known->is_island && !settings.allows_islands) ||
+        known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
+        PyList_GET_SIZE(R.stream.nodes.of(stream)) + 1 >= settings.max_pending)
+      return false;
+    // Another thread may forget the step, or learn it anew, while Python is asked something.
+    const Ref kept = Ref::borrowed(step), made = Ref::borrowed(R.step.compiled.of(step));
+    Follower follower(*known, step, stream, memory);
+    return follower.compare(given) && follower.record(stack);
+  }
+
+  void ask(const c10::OperatorHandle& op) const {
+    const auto& name = op.operator_name();
+    const Ref answer =
+        checked(PyObject_CallFunction(R.treatment_of, "ss", name.name.c_str(), name.overload_name.c_str()));
+    info = Ref::borrowed(PyTuple_GetItem(answer.get(), 0)).release();
+    writes_list = is_true(PyTuple_GetItem(answer.get(), 1));
+    treatment = number(PyTuple_GetItem(answer.get(), 2));
+    const auto& schema = op.schema();
+    is_in_place = schema.arguments().size() > 1 && schema.returns().size() == 1;
+    for (size_t i = 0; is_in_place && i < schema.arguments().size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      const bool is_written = alias != nullptr && alias->isWrite();
+      is_in_place = is_written == (i == 0) && schema.arguments()[0].type()->kind() == c10::TypeKind::TensorType;
+    }
+  }
+
+  // The step that Python has just made of a call, or found for it.
+  void learn(const c10::OperatorHandle& op, const Lesson& lesson, c10::Device device) const {
+    PyObject* step = R.stream.at.of(lesson.stream.get());
+    if (step == lesson.before.get() || R.step.info.of(step) != info) return;
+    CompiledStep* known = compiled(step);
+    if (known != nullptr && known->recorded.get() == R.step.operands.of(step)) return;
+    if (known == nullptr && R.step.compiled.of(step) != Py_None) return;  // it was tried
+    auto made = Learner(op, lesson.arguments, device, info, step).learn();
+    if (made == nullptr) return R.step.compiled.set(step, Py_False);
+    Ref capsule = checked(PyCapsule_New(made.get(), CAPSULE, forget_step));
+    made.release();
+    R.step.compiled.give(step, std::move(capsule));
+  }
+};
+
+struct Kernel final : c10::OperatorKernel, Known {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     Way way = Way::PYTHON;
     Uncollected uncollected;
@@ -194,14 +249,17 @@ struct Kernel final : c10::OperatorKernel {
     into_python->callBoxed(op, keys, stack);
     if (lesson.stream) {
       const Locked locked;
-      learn(op, lesson);
+      learn(op, lesson, c10::kCPU);
     }
   }
 
  private:
   Way decide(const c10::OperatorHandle& op, PyObject* door, Stack& stack, Lesson& lesson) const {
     static PyObject *const stream_name = name_of("stream"), *const lender = name_of("lender");
-    if (treatment == UNKNOWN) ask(op);
+    if (treatment == UNKNOWN) {
+      const Below below;
+      ask(op);
+    }
     if (treatment == OTHER) return Way::PYTHON;
     Ref held = checked(PyObject_GetAttr(door, stream_name));
     PyObject* stream = held.get();
@@ -234,7 +292,7 @@ struct Kernel final : c10::OperatorKernel {
         return Way::PYTHON;
     }
     if (R.stream.unfinished.of(stream) != Py_None) return Way::PYTHON;
-    if (follow(settings, stream, given, stack)) return Way::FOLLOWED;
+    if (follow(settings, stream, given, stack, host())) return Way::FOLLOWED;
     if (is_tiny(stream, given)) return Way::NATIVE;
     lesson.before = Ref::borrowed(R.stream.at.of(stream));
     lesson.arguments.assign(given.begin(), given.end());
@@ -272,21 +330,6 @@ struct Kernel final : c10::OperatorKernel {
     return true;
   }
 
-  bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack) const {
-    PyObject* step = expected_of(stream);
-    if (step == Py_None || R.step.info.of(step) != info || R.stream.shadowed.of(stream) != Py_None) return false;
-    if (PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0 && !is_true(R.step.warm.of(step))) return false;
-    CompiledStep* known = compiled(step);
-    if (known == nullptr || (known->is_island && !settings.allows_islands) ||
-        known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
-        PyList_GET_SIZE(R.stream.nodes.of(stream)) + 1 >= settings.max_pending)
-      return false;
-    // Another thread may forget the step, or learn it anew, while Python is asked something.
-    const Ref kept = Ref::borrowed(step), made = Ref::borrowed(R.step.compiled.of(step));
-    Follower follower(*known, step, stream);
-    return follower.compare(given) && follower.record(stack);
-  }
-
   // A number that an optimizer reads for itself: no boundary of the program's, and nothing to wait for.
   bool may_be_read(const Settings& settings, PyObject* autotuner, const IValue& given) const {
     static PyObject* const what = PyUnicode_FromString("sync aten._local_scalar_dense.default");
@@ -309,36 +352,6 @@ struct Kernel final : c10::OperatorKernel {
     return !is_being_read(address.get());
   }
 
-  void ask(const c10::OperatorHandle& op) const {
-    const Below below;
-    const auto& name = op.operator_name();
-    const Ref answer =
-        checked(PyObject_CallFunction(R.treatment_of, "ss", name.name.c_str(), name.overload_name.c_str()));
-    info = Ref::borrowed(PyTuple_GetItem(answer.get(), 0)).release();
-    writes_list = is_true(PyTuple_GetItem(answer.get(), 1));
-    treatment = number(PyTuple_GetItem(answer.get(), 2));
-    const auto& schema = op.schema();
-    is_in_place = schema.arguments().size() > 1 && schema.returns().size() == 1;
-    for (size_t i = 0; is_in_place && i < schema.arguments().size(); ++i) {
-      const auto* alias = schema.arguments()[i].alias_info();
-      const bool is_written = alias != nullptr && alias->isWrite();
-      is_in_place = is_written == (i == 0) && schema.arguments()[0].type()->kind() == c10::TypeKind::TensorType;
-    }
-  }
-
-  // The step that Python has just made of a call, or found for it.
-  void learn(const c10::OperatorHandle& op, const Lesson& lesson) const {
-    PyObject* step = R.stream.at.of(lesson.stream.get());
-    if (step == lesson.before.get() || R.step.info.of(step) != info) return;
-    CompiledStep* known = compiled(step);
-    if (known != nullptr && known->recorded.get() == R.step.operands.of(step)) return;
-    if (known == nullptr && R.step.compiled.of(step) != Py_None) return;  // it was tried
-    auto made = Learner(op, lesson.arguments, info, step).learn();
-    if (made == nullptr) return R.step.compiled.set(step, Py_False);
-    Ref capsule = checked(PyCapsule_New(made.get(), CAPSULE, forget_step));
-    made.release();
-    R.step.compiled.give(step, std::move(capsule));
-  }
 };
 
 // Kernels for all of `aten`, for as long as the process lives: torch has no lock between an op's dispatch and a change

@@ -1,6 +1,6 @@
 // The module: how Python connects it with the runtime's objects, and what it may ask.
 
-#include "kernels.h"
+#include "accelerator.h"
 #include "reads.h"
 
 namespace fused_eager {
@@ -29,6 +29,13 @@ PyObject* connect(PyObject*, PyObject*, PyObject* given) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* serve(PyObject*, PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  serve_accelerators(Names{given});
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* open(PyObject*, PyObject* whether) {
   R.open = whether == Py_True;
   Py_RETURN_NONE;
@@ -41,6 +48,8 @@ PyObject* ways(PyObject*, PyObject*) {
 PyMethodDef METHODS[] = {
     {"connect", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(connect)), METH_VARARGS | METH_KEYWORDS,
      "Find the runtime's objects and register the kernels; once in a process."},
+    {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_VARARGS | METH_KEYWORDS,
+     "Follow the ops of an accelerator's devices too; once in a process."},
     {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},
     {"ways", ways, METH_NOARGS, "How many ops of front doors went to Python, to ATen at once, and were followed."},
     {"reader", reader, METH_O, "A method that calls the one given, which reads a number, and notices that (reads.h)."},

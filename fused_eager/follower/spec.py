@@ -25,7 +25,7 @@ SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": (
         "Stream",
         (
-            *("at", "config", "ended", "epoch", "guess", "inputs", "natives", "nodes"),
+            *("at", "config", "ended", "epoch", "first", "guess", "inputs", "natives", "nodes"),
             *("pending", "policy", "reads", "shadowed", "unfinished", "vids"),
         ),
     ),

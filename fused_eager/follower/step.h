@@ -86,8 +86,8 @@ struct CompiledStep {
   Ref recorded;            // the operands as Python has them: others are there when they have moved
 };
 
-inline bool is_tensor_we_know(const at::Tensor& t) {
-  return t.defined() && t.layout() == at::kStrided && t.is_cpu() && t.has_storage() &&
+inline bool is_tensor_we_know(const at::Tensor& t, c10::Device device) {
+  return t.defined() && t.layout() == at::kStrided && t.device() == device && t.has_storage() &&
       !t.key_set().has(c10::DispatchKey::Python) && !t.is_nested() &&
       !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !t.unsafeGetTensorImpl()->is_wrapped_number();
 }
@@ -183,8 +183,8 @@ inline std::vector<bool> untold(const c10::FunctionSchema& schema, Arguments giv
 // Takes a call apart as `calls.take` does. False where the two cannot be told to agree.
 class Learner {
  public:
-  Learner(const c10::OperatorHandle& op, Arguments given, PyObject* info, PyObject* step)
-      : schema_(op.schema()), given_(given), info_(info), step_(step) {}
+  Learner(const c10::OperatorHandle& op, Arguments given, c10::Device device, PyObject* info, PyObject* step)
+      : schema_(op.schema()), given_(given), device_(device), info_(info), step_(step) {}
 
   std::unique_ptr<CompiledStep> learn() {
     call_ = Ref::borrowed(R.step.call.of(step_));
@@ -254,7 +254,7 @@ class Learner {
     size_t moving = 0;
     for (Py_ssize_t k = 0; k < count; ++k) {
       const at::Tensor& t = *tensors_[k];
-      if (!is_tensor_we_know(t)) return false;
+      if (!is_tensor_we_know(t, device_)) return false;
       PyObject* row = PyTuple_GET_ITEM(recorded, k);  // vid, offset, moves, nbytes, where, home
       PyObject* view = PyTuple_GET_ITEM(views.get(), k);
       Operand o;
@@ -354,6 +354,7 @@ class Learner {
 
   const c10::FunctionSchema& schema_;
   Arguments given_;
+  c10::Device device_;
   PyObject *info_, *step_, *node_ = nullptr;
   Ref call_;
   std::vector<const at::Tensor*> tensors_;

@@ -21,7 +21,6 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
-from ..devices.host.device import HOST
 from ..devices.storage import has_memory, storage_of
 from ..log import site
 from ..tracing.opinfo import OpInfo
@@ -35,13 +34,15 @@ def comes_again(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any])
     first, limit = stream.nodes[0], stream.config.max_pending
     if first.op is not info.op or first.place != site.here():
         return False
-    return len(stream.nodes) >= limit * 3 // 4 or not any(map(_is_pending, leaves([args, kwargs])))
+    if len(stream.nodes) >= limit * 3 // 4:
+        return True
+    return not any(_is_pending(value, stream) for value in leaves([args, kwargs]))
 
 
-def _is_pending(value: Any) -> bool:
+def _is_pending(value: Any, stream: Stream) -> bool:
     if not _has_storage(value):
         return False
-    found = HOST.buffer(storage_of(value))
+    found = stream.device.table.get(storage_of(value)._cdata)
     return found is not None and found.stream is not None
 
 

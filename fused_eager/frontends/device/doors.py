@@ -17,7 +17,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
-from ... import config
+from ... import config, follower
 from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...devices.arrivals import await_all, await_values
@@ -113,6 +113,7 @@ class Door:
 
     def finish(self, reason: Reason) -> None:
         """Run all that is pending and wait for it."""
+        follower.attend()
         await_all()
         with LOCK:
             run.flush(self.stream, reason)
@@ -129,6 +130,7 @@ _forked = [False]
 def refuse_here() -> None:
     """From here on this process, a forked child, has no device: it would wait for threads that are not in it."""
     _forked[0] = True
+    follower.close()
 
 
 def is_forked() -> bool:
@@ -145,6 +147,7 @@ def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any])
     """An optimizer has made a step: the device begins to work on it, while the program goes on."""
     if torch.compiler.is_compiling():  # the step is part of a graph, and is made where that runs
         return
+    follower.attend()  # no op is under way
     for door in DOORS:
         if door.stream.nodes and door.stream.config.mode == "fused":
             with LOCK:
@@ -177,7 +180,7 @@ def device_options() -> Config:
     if os.environ.get(FUSES) == "0" and OPTIONS["mode"].env not in os.environ:
         found = found.replace(mode="strict")
     waits = "wait" if found.compile == "auto" else found.compile
-    return found.replace(native="never", compile=waits, follower="python")
+    return found.replace(native="never", compile=waits)
 
 
 def set_options(**given: object) -> None:

@@ -58,7 +58,14 @@ def _on(key: DispatchKeySet, op: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return op.redispatch(key, *args, **kwargs)
 
+    if key is META:
+        VIEWS.append(op.name())
     return kernel
+
+
+# What is made here with nothing before or behind it, and so may be made in C++ (`following`).
+RECORDED: list[str] = []
+VIEWS: list[str] = []
 
 
 def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -263,6 +270,7 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
         name = RANDOM_UNLESS_ZERO.get(called)
         return random.by_aten(info) if name is None else _unless_zero(info, name)
     if kind is Kind.COMPUTE:
+        RECORDED.append(op.name())
         return _recorded(info)
     if kind in (Kind.VALUES, Kind.CHECK, Kind.CUSTOM):
         return _fetched(info)

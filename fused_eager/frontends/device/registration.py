@@ -30,7 +30,7 @@ from ..collectives import kernels as collectives
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
-from . import autocast, backend, kernels, lightning, listed, modules, random, storages
+from . import autocast, backend, following, kernels, lightning, listed, modules, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 from .guard import Guard, raising_what_was_taken
 
@@ -79,6 +79,7 @@ def register(name: str = DEFAULT) -> int:
         collectives.register(name)
         lightning.offer(name)
         os.register_at_fork(after_in_child=refuse_here)
+        following.begin()
         shutdown.arrange()
         _registered.append(name)
         # How accelerate, and transformers' Trainer with it, is told of a device that is not in its list.
