@@ -1,15 +1,18 @@
 """`python -m benchmarks.gpu [WORKLOAD...]`: the device on a GPU, beside what PyTorch itself does there.
 
 Plain PyTorch on `cuda` is the reference, `torch.compile` its own compiler; the device's modes go through JAX to the same
-GPU, in the same process, in turns. On a machine without a GPU (`--beside cpu`) the same lines run on CPU tensors and the
-device that the CPU stands in for: that shows that they run, and measures nothing.
+GPU. Torch has one accelerator in a process, so each side has a process of its own, and the times are absolute ones: the
+GPU does nothing else. On a machine without a GPU (`--beside cpu`) the same lines run on CPU tensors and the device that
+the CPU stands in for: that shows that they run, and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -21,12 +24,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from benchmarks import table
-from benchmarks.measure import Effort, measure
+from benchmarks.measure import Effort, Timing, compare, first_results, timed
 from benchmarks.model_programs import lstm_train
-from benchmarks.systems import System
-from benchmarks.workloads import ROWS, WORKLOADS, Size, Workload, gpt, select
+from benchmarks.systems import System, no_wait
+from benchmarks.workloads import ROWS, WORKLOADS, Workload, gpt, select
 
 DEVICE = "tpu"
+SYSTEMS = ("eager", "inductor", "fused", "strict")
 _NAMES = (
     *("elementwise_16m", "layernorm_gelu_residual", "mlp_adam_foreach", "gpt_adamw"),
     *("resnet18_train_64", "resnet18_train_128"),
@@ -96,11 +100,17 @@ def _compilations() -> int:
     return int(report().compilations)
 
 
-def systems(beside: str) -> dict[str, System]:
-    """What is compared, by name: plain PyTorch and its compiler on `beside` ("cuda" or "cpu"), and the device."""
-    wait = torch.cuda.synchronize if beside == "cuda" else lambda: None
-    plain = System("eager", f"plain PyTorch on {beside}", nullcontext, wait, wait, place=_placed(beside), fetch=_fetch)
-    own = replace(plain, name="inductor", about=f"torch.compile on {beside}", wrap=torch.compile, same_random=False)
+def plain(beside: str) -> list[System]:
+    """PyTorch itself on "cuda" or "cpu", and its compiler."""
+    wait = torch.cuda.synchronize if beside == "cuda" else no_wait
+    eager = System("eager", f"plain PyTorch on {beside}", nullcontext, wait, wait, place=_placed(beside), fetch=_fetch)
+    return [eager, replace(eager, name="inductor", about=f"torch.compile on {beside}", wrap=torch.compile)]
+
+
+def device() -> list[System]:
+    """The device's modes."""
+    import fused_eager.tpu  # noqa: F401 - registers the device
+
     tpu = getattr(torch, DEVICE)
 
     def mode(name: str, mode: Any) -> System:
@@ -113,47 +123,87 @@ def systems(beside: str) -> dict[str, System]:
             place=_placed(DEVICE),
             fetch=_fetch,
             compilations=_compilations,
-            same_random=False,
         )
 
-    modes = tpu.EagerMode
-    return {s.name: s for s in (plain, own, mode("fused", modes.DEFER_AND_FUSE), mode("strict", modes.DEFER_NEVER))}
+    return [mode("fused", tpu.EagerMode.DEFER_AND_FUSE), mode("strict", tpu.EagerMode.DEFER_NEVER)]
+
+
+def work(given: argparse.Namespace, folder: Path) -> None:
+    """Measure one side. For each workload and system a file with the first results, and a line with the times."""
+    chosen = [s for s in (device() if given.side == "device" else plain(given.beside)) if s.name in given.systems]
+    effort = Effort(given.rounds, given.block, settle_s=20.0)
+    for workload in select(given.names, GPU_ROWS):
+        print(f"... {workload.name}", file=sys.stderr, flush=True)
+        for system in chosen:
+            try:
+                runner, results = first_results(workload, system, "tiny" if given.tiny else "full")
+                torch.save(results, folder / f"{workload.name}.{system.name}.pt")
+                times = timed(runner, effort)
+            except Exception as error:  # a line of the table, and not the end of the others
+                times = Timing(failure=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            torch._dynamo.reset()
+            print(json.dumps([workload.name, system.name, asdict(times)]), flush=True)
+
+
+def measured(given: argparse.Namespace, folder: Path, side: str) -> dict[tuple[str, str], Timing]:
+    """What a process of one side has measured, by workload and system."""
+    command = [sys.executable, "-m", "benchmarks.gpu", *given.names, "--side", side, "--folder", str(folder)]
+    command += ["--systems", ",".join(given.systems), "--beside", given.beside, "--rounds", str(given.rounds)]
+    command += ["--block", str(given.block), *(["--tiny"] if given.tiny else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    if done.returncode:
+        raise SystemExit(f"the side {side!r} ended with {done.returncode}")
+    return {(workload, system): Timing(**timing) for workload, system, timing in found}
+
+
+def related(workload: Workload, name: str, timing: Timing, plain: Timing, folder: Path) -> Timing:
+    """A timing with its ratio to plain PyTorch's, or with a failure where its first results are others."""
+    if timing.failure or plain.failure:
+        return timing
+    ours, expected = (torch.load(folder / f"{workload.name}.{of}.pt") for of in (name, "eager"))
+    other = System(name, "", nullcontext, same_random=name == "eager")
+    difference, equal = compare(workload, other, ours, expected)
+    if not equal:
+        return Timing(failure=f"wrong results: off by {difference:.2g}", difference=difference)
+    return replace(timing, ratio=timing.seconds / plain.seconds, ratio_spread=0.0, difference=difference)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="WORKLOAD", help="names or beginnings of names; default: all")
-    parser.add_argument("--systems", default="inductor,fused,strict", help="beside plain PyTorch, with commas")
+    names = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--systems", type=names, default=list(SYSTEMS), help="with commas; default: %(default)s")
     parser.add_argument("--beside", choices=("cuda", "cpu"), default="cuda", help="where plain PyTorch runs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--block", type=float, default=0.2, metavar="SECONDS")
     parser.add_argument("--tiny", action="store_true", help="sizes of the tests: shows that it runs, measures nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--side", choices=("plain", "device"), help=argparse.SUPPRESS)  # of a process of its own
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # CUDA's own tensors need room beside ours
-    import fused_eager.tpu  # noqa: F401 - registers the device
-
-    known = systems(given.beside)
+    if unknown := [name for name in given.systems if name not in SYSTEMS]:
+        parser.error(f"no system is called {unknown[0]!r}; known: {', '.join(SYSTEMS)}")
+    if given.side:
+        work(given, given.folder)
+        return 0
     try:
-        chosen, rows = [known[name] for name in given.systems.split(",")], select(given.names, GPU_ROWS)
-    except (KeyError, ValueError) as error:
-        raise SystemExit(f"{error}: known are {', '.join(known)}") from None
-    size: Size = "tiny" if given.tiny else "full"
-    effort = Effort(given.rounds, given.block, settle_s=20.0)
-    gpu = torch.cuda.get_device_name() if given.beside == "cuda" else "none"
-    settings = {"gpu": gpu, "torch": torch.__version__, **asdict(effort)}
-    print("\n".join(f"{name}: {value}" for name, value in settings.items()), flush=True)
-    found = []
-    for workload in rows:
-        print(f"... {workload.name}", file=sys.stderr, flush=True)
-        timings = measure(workload, chosen, effort, size, known["eager"])
-        found.append(table.Row(workload.name, workload.about, workload.trains, timings))
-        print({name: (t.failure or f"{t.seconds * 1e3:.3f} ms, {t.ratio:.3f}") for name, t in timings.items()}, flush=True)
-        if given.json:
-            given.json.write_text(table.to_json(found, settings))
-    names = ["eager", *(system.name for system in chosen)]
-    print(f"\n{table.render(found, names)}\n\n{table.summary(found, names)}")
-    return 1 if any(t.failure for row in found for t in row.timings.values()) else 0
+        workloads = select(given.names, GPU_ROWS)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    with tempfile.TemporaryDirectory() as folder:
+        found = {**measured(given, Path(folder), "plain"), **measured(given, Path(folder), "device")}
+        rows = []
+        for workload in workloads:
+            base = found[workload.name, "eager"]
+            timings = {
+                name: related(workload, name, found[workload.name, name], base, Path(folder)) for name in given.systems
+            }
+            rows.append(table.Row(workload.name, workload.about, workload.trains, timings))
+    print(f"{table.render(rows, given.systems)}\n\n{table.summary(rows, given.systems)}")
+    if given.json:
+        given.json.write_text(table.to_json(rows, {"torch": torch.__version__, "beside": given.beside}))
+    return 1 if any(t.failure for row in rows for t in row.timings.values()) else 0
 
 
 if __name__ == "__main__":

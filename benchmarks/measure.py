@@ -163,15 +163,22 @@ def _summary(runner: _Runner, times: list[float], plain: list[float], difference
     )
 
 
-def measure(
-    workload: Workload, systems: Sequence[System], effort: Effort, size: Size = "full", reference: System = REFERENCE
-) -> dict[str, Timing]:
+def timed(runner: _Runner, effort: Effort) -> Timing:
+    """One system alone, once it has settled; its ratio is to itself."""
+    _settle(runner, effort.settle_s)
+    steps = _block_length(runner, effort.block_s)
+    runner.compiled = 0
+    times = [runner.block(steps) for _ in range(effort.rounds)]
+    return _summary(runner, times, times, 0.0)
+
+
+def measure(workload: Workload, systems: Sequence[System], effort: Effort, size: Size = "full") -> dict[str, Timing]:
     """Time plain eager and `systems` on one workload, block by block in turn. Returns a timing per system's name.
 
     A system whose first results differ from plain eager's, or that raises, gets a `failure` and no time.
     """
-    plain, expected = first_results(workload, reference, size)
-    runners, timings, differences = [plain], {}, {reference.name: 0.0}
+    plain, expected = first_results(workload, REFERENCE, size)
+    runners, timings, differences = [plain], {}, {REFERENCE.name: 0.0}
     for system in systems:
         try:
             runner, results = first_results(workload, system, size)

@@ -12,7 +12,8 @@ from .home import nbytes_of
 
 # How JAX's platforms, ATen's allocator and Python say it.
 _SAYS = ("RESOURCE_EXHAUSTED", "can't allocate memory", "not enough memory", "out of memory")
-_ASKED = re.compile(r"allocat(?:e|ing) (\d+)(?: bytes|B)?")
+_ASKED = re.compile(r"allocat(?:e|ing) ([\d.]+) ?(|bytes|[KMGT]?i?B)(?![\w.])")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 LARGEST = 5  # tensors that are told of
 
 
@@ -39,7 +40,8 @@ def out_of_memory(error: BaseException, name: str, table: Table, where: str) -> 
     largest = ", ".join(f"{str(d).removeprefix('torch.')} {list(s)} ({_bytes(nbytes_of((d, s)))})" for d, s in most)
     text = f"{name} out of memory."
     if found is not None:
-        text += f" Tried to allocate {_bytes(int(found[1]))}."
+        unit = found[2] if found[2] in _UNITS else "B"
+        text += f" Tried to allocate {_bytes(float(found[1]) * 1024 ** _UNITS.index(unit))}."
     if where:
         text += f" It was for {where}."
     plural = "s hold" if len(held) != 1 else " holds"
@@ -50,8 +52,8 @@ def out_of_memory(error: BaseException, name: str, table: Table, where: str) -> 
 
 
 def _bytes(n: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in _UNITS[:-1]:
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
         n /= 1024
-    return f"{n:.2f} TiB"
+    return f"{n:.2f} {_UNITS[-1]}"

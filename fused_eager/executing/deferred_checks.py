@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -103,7 +104,8 @@ class DeferredChecks:
     def launch(self) -> Launch:
         """Start the record of one more flush; forget those that have finished."""
         while len(self.launches) >= AHEAD:
-            self.launches.popleft().wait()
+            with suppress(RuntimeError):  # what a value has failed with is told to whoever reads it
+                self.launches.popleft().wait()
         self.forget_done()
         self.launches.append(Launch())
         return self.launches[-1]

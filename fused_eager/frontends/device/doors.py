@@ -26,6 +26,7 @@ from ...devices.home import Home
 from ...devices.storage import offset_of, storage_of
 from ...executing import run
 from ...executing.island import view
+from ...log import site
 from ...log.reasons import Reason
 from ...quiet import below, is_above
 from ...recording import record, rounds
@@ -117,7 +118,10 @@ class Door:
         await_all()
         with LOCK:
             run.flush(self.stream, reason)
-        run.wait()
+        try:
+            run.wait()
+        except RuntimeError as error:  # a device behind the host says so late
+            raise self.device.told(error, f"what was to be done by {site.describe(site.here())}") from error
         run.check()
 
 

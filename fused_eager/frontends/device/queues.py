@@ -166,11 +166,9 @@ class Event:
 
 def _wait_for(arrays: list[Any]) -> None:
     for a in arrays:
-        try:
+        # It has been overwritten, or computing it has failed, which is told to whoever reads it.
+        with contextlib.suppress(RuntimeError):
             a.block_until_ready()
-        except RuntimeError:
-            if not a.is_deleted():  # by what has overwritten it
-                raise
 
 
 def _stamp(event: Event, waits: list[Any]) -> None:

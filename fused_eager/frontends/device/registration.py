@@ -157,6 +157,12 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+_TWO_ACCELERATORS = (
+    "a backward pass over tensors of another accelerator was asked for in a process that has the device {}: torch has one "
+    "accelerator in a process, and takes it from there. Compute the one in a process without the other"
+)
+
+
 def _patch() -> None:
     """What torch has no hook for, of a device that is registered in Python alone."""
     have_traced(stepped)
@@ -174,6 +180,10 @@ def _patch() -> None:
         try:
             with job.explained(lambda: job.here("backward")), raising_what_was_taken():
                 return run(*args, **kwargs)
+        except RuntimeError as error:
+            if "opt_ready_stream" in str(error):  # torch's own assertion
+                raise RuntimeError(_TWO_ACCELERATORS.format(torch._C._get_privateuse1_backend_name())) from error
+            raise
         finally:
             torch._C._set_multithreading_enabled(before)
 
