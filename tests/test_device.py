@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Those for every change share a process: starting one takes as long as half of their tests.
-EACH_TIME = "attention backend compiler flex tensors training"
+EACH_TIME = "attention backend compiler flex following tensors training"
 
 
 @pytest.mark.parametrize("names", quick((EACH_TIME, *SUITES), *SUITES))
@@ -59,7 +59,7 @@ def test_fused_on_four_devices(names: str, tmp_path: Path) -> None:
 def test_each_mode_cold_and_warm(name: str, mode: str, tmp_path: Path) -> None:
     if name == "random" and mode == "fused":
         return  # it goes through the modes itself
-    run_suite(name, tmp_path, FUSED_EAGER_MODE=mode)
+    run_suite(name, tmp_path, FUSED_EAGER_MODE=mode, FUSED_EAGER_FOLLOWER="python")
     run_suite(name, tmp_path, FUSED_EAGER_MODE=mode)
 
 

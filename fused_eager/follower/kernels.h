@@ -179,7 +179,8 @@ struct Known {
   bool follow(const Settings& settings, PyObject* stream, Arguments given, Stack& stack, const Memory& memory) const {
     PyObject* step = expected_of(stream);
     if (step == Py_None || R.step.info.of(step) != info || R.stream.shadowed.of(stream) != Py_None) return false;
-    if (PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0 && !is_true(R.step.warm.of(step))) return false;
+    const bool begins = PyList_GET_SIZE(R.stream.nodes.of(stream)) == 0;  // on the host it may be run at once instead
+    if (begins && memory.accelerator == nullptr && !is_true(R.step.warm.of(step))) return false;
     CompiledStep* known = compiled(step);
     if (known == nullptr || (known->is_island && !settings.allows_islands) ||
         known->default_dtype != c10::typeMetaToScalarType(c10::get_default_dtype()) ||
