@@ -1,9 +1,9 @@
 """`python -m benchmarks.gpu [WORKLOAD...]`: the device on a GPU, beside what PyTorch itself does there.
 
-Plain PyTorch on `cuda` is the reference, `torch.compile` its own compiler; the device's modes go through JAX to the same
-GPU. Torch has one accelerator in a process, so each side has a process of its own, and the times are absolute ones: the
-GPU does nothing else. On a machine without a GPU (`--beside cpu`) the same lines run on CPU tensors and the device that
-the CPU stands in for: that shows that they run, and measures nothing.
+Plain PyTorch on `cuda` is the reference, `torch.compile` its own compiler; the device's modes go through JAX to the
+same GPU. Torch has one accelerator in a process, so each side has a process of its own, and the times are absolute
+ones: the GPU does nothing else. On a machine without a GPU (`--beside cpu`) the same lines run on CPU tensors and the
+device that the CPU stands in for: that shows that they run, and measures nothing.
 """
 
 from __future__ import annotations

@@ -164,8 +164,11 @@ def _libraries() -> dict[str, int]:
     found = getattr(_lib, "cuda_versions", None)
     if found is None:
         return {}
-    asked = ("cublas", "cudnn", "cufft", "cusolver", "cusparse")
-    return {name: int(getattr(found, f"{name}_get_version")()) for name in asked if hasattr(found, f"{name}_get_version")}
+    asked = {name: getattr(found, f"{name}_get_version", None) for name in _NVIDIAS}
+    return {name: int(version()) for name, version in asked.items() if version is not None}
+
+
+_NVIDIAS = ("cublas", "cudnn", "cufft", "cusolver", "cusparse")
 
 
 def parts(bounds: bool, salt: str, device: Device = HOST) -> dict[str, Any]:

@@ -160,6 +160,11 @@ class Accelerator(Device):
         except _NO_ROOM as error:  # of what has run meanwhile
             raise self.told(error, f"what is read at {site.describe(site.here())}") from error
 
+    def send(self, array: jax.Array) -> None:
+        """The way back takes longer than most regions: it is gone while the program goes on."""
+        if not self._is_host:
+            array.copy_to_host_async()
+
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """A copy of the numbers on the device. Most come again and again, and bringing them takes longer than an op."""
         if not numbers:

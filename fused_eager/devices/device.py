@@ -124,6 +124,9 @@ class Device(ABC):
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """A value of the device as a tensor of the host's that nobody may write. Waits until it is computed."""
 
+    def send(self, array: jax.Array) -> None:  # noqa: B027 (nothing to do where the host has it)
+        """Begin to bring an array to the host, which will ask for it."""
+
     @abstractmethod
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """Numbers as a vector on the device. What is put into `kept` has to outlive the run that reads it."""

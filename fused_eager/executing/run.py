@@ -144,6 +144,7 @@ class Execution:
         if executable.needs >= LARGE:
             self.launch.large.append((flags, executable.needs))
         if executable.checks:
+            self.device.send(flags)
             self.run.flags.append((region, flags, executable.checks))
         # Last, and what tells that the region is done: an interrupt before it finds the region to be run.
         self.values.update(zip(region.outputs, outputs, strict=True))

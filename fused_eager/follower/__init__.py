@@ -36,7 +36,7 @@ class _State:
     builder: threading.Thread | None = None
     load: Callable[[Path], ModuleType]  # what connects it with the runtime's objects, as whoever asked has it
     taken_up: Callable[[], None]  # what is to be done once it is there
-    serving: list[Callable[[ModuleType], None]] = []  # whom it is to serve beside contexts
+    serving: tuple[Callable[[ModuleType], None], ...] = ()  # whom it is to serve beside contexts
     closed = False  # for good
 
 
@@ -109,7 +109,7 @@ def serve(begin: Callable[[ModuleType], None]) -> None:
         if _STATE.module is not None:
             begin(_STATE.module)
         else:
-            _STATE.serving.append(begin)
+            _STATE.serving += (begin,)
 
 
 def attend() -> None:

@@ -7,9 +7,8 @@
 
 #pragma once
 
-#include "step.h"
+#include "tensors.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Storage.h>
@@ -75,7 +74,6 @@ struct Missing {
 
 class Follower {
   static constexpr size_t FEW = 8;
-  static constexpr uint64_t FOLLOWED_FIRST = uint64_t(1) << 62, ALIGNED = 64;  // Python's begin far below
 
  public:
   Follower(CompiledStep& step, PyObject* remembered, PyObject* stream, const Memory& memory)
@@ -312,31 +310,10 @@ class Follower {
     return checked(PyObject_CallFunctionObjArgs(R.with_scalars, last(), list.get(), nullptr));
   }
 
-  // A tensor over memory that nobody has written, trapped: see devices/host/trap.py.
-  static at::Tensor new_on_host(const Output& o) {
-    at::Tensor t;
-    if (R.unwritten != 0 && R.unwritten_least <= o.nbytes && o.nbytes <= R.unwritten_most)
-      t = at::from_blob(reinterpret_cast<void*>(R.unwritten), o.sizes, o.strides, [](void*) {},
-                        at::TensorOptions().dtype(o.dtype));
-    else
-      t = at::Tensor(at::detail::empty_strided_cpu(o.sizes, o.strides, o.dtype));
-    std::memset(reinterpret_cast<char*>(t.storage().unsafeGetStorageImpl()) + R.flags_at, 1, 3);
-    return t;
-  }
-
-  // A tensor over addresses that nobody maps, and nobody else has had: see devices/accelerator.py.
-  at::Tensor new_on_accelerator(const Output& o) const {
-    static uint64_t next = FOLLOWED_FIRST;  // the runtime's lock is held
-    const uint64_t address = o.nbytes == 0 ? 0 : next;
-    next += (static_cast<uint64_t>(o.nbytes) + ALIGNED - 1) / ALIGNED * ALIGNED;
-    return at::from_blob(reinterpret_cast<void*>(address), o.sizes, o.strides, [](void*) {},
-                         at::TensorOptions().dtype(o.dtype).device(memory_.device), memory_.device);
-  }
-
   // New tensors whose values are to come, with their buffers; nothing knows of them yet.
   void make_outputs() {
     for (const Output& o : c_.outputs) {
-      at::Tensor t = memory_.accelerator == nullptr ? new_on_host(o) : new_on_accelerator(o);
+      at::Tensor t = new_tensor(o, memory_);
       auto* storage = t.storage().unsafeGetStorageImpl();
       Ref address = checked(address_of(storage)), wrapped = checked(THPStorage_Wrap(t.storage()));
       Ref made = checked(memory_.buffer_type->tp_alloc(memory_.buffer_type, 0));

@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from ..thinning import thin
 
 if os.environ.get("TESTS_ON_DEVICE"):
     import fused_eager.tpu  # noqa: F401 - registers the device
+
+    torch.backends.cudnn.allow_tf32 = False  # what is compared with the CPU is computed as exactly, on a GPU too
 else:
     collect_ignore_glob = ["test_*.py"]
 

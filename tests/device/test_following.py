@@ -74,7 +74,7 @@ def test_what_is_written_in_place_is_seen_by_autograd() -> None:
     for _ in range(4):
         step(X.to(TPU), parts).cpu()
     versions = [p._version for p in parts]
-    out, python, followed = followed_in(step, X.to(TPU), parts)
+    out, _, followed = followed_in(step, X.to(TPU), parts)
     assert followed >= 2 and out._version == 1 and [p._version for p in parts] == [v + 1 for v in versions]
     assert parts[0].tolist() == [0.5**5] * 3
     torch.testing.assert_close(out.cpu(), X * 2 + 1)
@@ -91,7 +91,8 @@ def test_a_result_lies_where_its_operands_do() -> None:
         x = X.to(torch.device("tpu", index))
         settled(x)
         out, _, followed = followed_in(program, x)
-        assert (index, followed) == (index, 8) and out.device == x.device and out.is_contiguous() and out.untyped_storage().nbytes() == 32
+        assert followed == 8, f"on the device {index}"
+        assert out.device == x.device and out.is_contiguous() and out.untyped_storage().nbytes() == 32
         assert len({out.data_ptr(), x.data_ptr(), program(x).data_ptr()}) == 3
 
 

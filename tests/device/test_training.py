@@ -332,7 +332,9 @@ def test_a_training_step_takes_no_more_memory_than_eagers(made: Callable[[], tup
     torch.tpu.reset_peak_memory_stats()
     step()
     at_rest = kept()
-    assert at_rest < torch.tpu.max_memory_allocated() <= 1.05 * most
+    # A product on a GPU has a workspace of cuBLAS's, which eager's has beside its account.
+    workspace = 33 << 20 if torch.tpu.get_device_properties().platform == "gpu" else 0
+    assert at_rest < torch.tpu.max_memory_allocated() <= 1.05 * most + workspace
 
 
 def test_an_op_that_the_user_wrote_in_jax_is_recorded_as_any_other() -> None:

@@ -158,8 +158,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 _TWO_ACCELERATORS = (
-    "a backward pass over tensors of another accelerator was asked for in a process that has the device {}: torch has one "
-    "accelerator in a process, and takes it from there. Compute the one in a process without the other"
+    "a backward pass over tensors of another accelerator was asked for in a process that has the device {0}: torch has "
+    "one accelerator in a process, which is {0}. Compute the one in a process without the other"
 )
 
 
