@@ -27,9 +27,9 @@ from ...quiet import stack
 from ...recording import native
 from .intercept import FrontDoor
 from .readers import Guard, materialized, natively
+from .snapshot import KEY
 from .threads import current_door
 
-KEY = "PythonTLSSnapshot"
 WHY = "its C++ reads memory before it calls any op"
 
 _listed = torch.Tensor.tolist  # the unpatched one

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from ... import quiet
@@ -19,13 +19,11 @@ from ...executing.island import tell
 from ...executing.materialize import materialize_all
 from ...log import site
 from ...log.reasons import Reason
-from .composites import KEY
+from . import snapshot
 from .threads import current_door
 
 WHY = "below any dispatch mode autograd takes another formula for its gradient"
 OPS: tuple[OpOverload, ...] = (torch.ops.aten.prod.default, torch.ops.aten.prod.dim_int)
-
-_FIRST = DispatchKeySet(getattr(DispatchKey, KEY))
 
 
 class _Alone:
@@ -54,7 +52,7 @@ class _Alone:
 
 def _kernel(op: OpOverload) -> Callable[..., Any]:
     def kernel(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        out = op.redispatch(keys - _FIRST, *args, **kwargs)
+        out = snapshot.redispatch(op, keys, args, kwargs)
         node = out.grad_fn
         if node is not None and current_door() is not None:
             alone = _Alone(op)
@@ -69,5 +67,5 @@ def meet_formulas() -> Callable[[], None]:
     """Notice these ops where autograd is told of them, for as long as a context is open; returns what ends it."""
     library = torch.library.Library("aten", "IMPL")
     for op in OPS:
-        library.impl(op, _kernel(op), KEY, with_keyset=True)
+        library.impl(op, _kernel(op), snapshot.KEY, with_keyset=True)
     return library._destroy

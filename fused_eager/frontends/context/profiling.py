@@ -17,7 +17,7 @@ import torch
 import torch.autograd.profiler
 import torch.autograd.profiler_legacy
 import torch.profiler.profiler
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKeySet
 from torch._ops import OpOverload
 
 from fused_eager.fusion_rules import families
@@ -28,7 +28,7 @@ from ...executing import run
 from ...executing.materialize import materialize_all
 from ...log.reasons import Reason
 from ...quiet import stack, unobserved
-from .composites import KEY
+from . import snapshot
 from .threads import current_door
 
 _running: set[str] = set()
@@ -36,8 +36,6 @@ _running: set[str] = set()
 _READ_VALUES = tuple(f"ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_{what}" for what in ("DATA", "RANGE"))
 # What `record_function` calls. A mode would be told of it, and torch would show that as an event of its own.
 MARKS = "_record_function_enter_new.default", "_record_function_exit._RecordFunction"
-_FIRST = DispatchKeySet(getattr(DispatchKey, KEY))
-_MODES = _FIRST | DispatchKeySet(DispatchKey.Python)
 _imports = True  # not in a forked child, where nothing is compiled
 
 
@@ -113,7 +111,7 @@ def _mark(op: OpOverload) -> Callable[..., Any]:
     def kernel(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         door = current_door()
         ours = door is not None and stack() == [door]
-        return op.redispatch(keys - (_MODES if ours else _FIRST), *args, **kwargs)
+        return snapshot.redispatch(op, keys - snapshot.MODES if ours else keys, args, kwargs)
 
     return kernel
 
@@ -124,7 +122,7 @@ def meet_marks() -> Callable[[], None]:
     for name in MARKS:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.profiler, packet), overload)
-        library.impl(op, _mark(op), KEY, with_keyset=True)
+        library.impl(op, _mark(op), snapshot.KEY, with_keyset=True)
     return library._destroy
 
 
