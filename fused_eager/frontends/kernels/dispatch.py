@@ -149,7 +149,8 @@ def _autograd(
             needed = {i for kind, i in about.way.sources if kind == "operand"}
             others = [t for i, t in enumerate(operands) if i not in needed]
             if others:
-                about.spare = _apply(_Spare, *others).grad_fn
+                about.spare = _apply(_Spare, *others)
+                about.spare_node = about.spare.grad_fn
         made = _apply(_Differentiable, about, *operands)
         return list(made[: len(made) if mask == () else _results(operands, numbers, program)])
     with torch._C._AutoDispatchBelowAutograd():
@@ -193,7 +194,8 @@ class _About:
     program: str
     mask: tuple[bool, ...]
     way: derive.Way | None = None
-    spare: Any = None  # the node that saves operands which only gradients of gradients need
+    spare_node: Any = None  # it saves operands which only gradients of gradients need
+    spare: Any = None  # its result: in torch 2.11 what a node has saved is let go as the last result is
 
 
 class _Spare(_SingleLevelFunction):
@@ -251,7 +253,7 @@ class _Differentiable(_SingleLevelFunction):
         if torch.is_grad_enabled():
             # The gradients are to be differentiated: as functions of the operands, which autograd knows.
             program = derive.pullback(owner, mask, wanted)
-            needed = _operands(way, len(mask), needed, about.spare)
+            needed = _operands(way, len(mask), needed, about.spare_node)
         elif way.make is not None:
             program = way.backward(wanted)
         operands = [*needed, *cotangents]
