@@ -1,4 +1,5 @@
-"""What gloo lacks, by what it has: `PREMUL_SUM`, averages of integers, sums of booleans, and half of the dtypes.
+"""What gloo lacks, by what it has: `PREMUL_SUM`, averages of integers, sums of booleans, and half of the dtypes; and in
+torch 2.11 exchanging lists of tensors.
 
 A group's methods are called with tensors and options. Where gloo has not what is asked for, they are called with other
 tensors and another reduction, and what comes of that is put into the tensors that were given. It is ordinary ops that
@@ -103,7 +104,7 @@ def way(operation: Any, dtype: torch.dtype, size: int) -> Way | None:
     if kind == kinds.PREMUL_SUM:
         if not (dtype.is_floating_point or dtype.is_complex):
             raise RuntimeError(f"ReduceOp.PREMUL_SUM is for floating-point tensors, and this one is {dtype}")
-        factor = operation.factor
+        factor = operation.__getstate__()[1]  # torch 2.11 has no other name for it
         number = factor.item() if isinstance(factor, Tensor) else factor
         return Way(lambda t: (t if computed is None else t.to(computed)) * number, kinds.SUM, lambda t: t)
     if dtype is torch.bool:
@@ -154,8 +155,40 @@ def _reduced(method: Method, original: Callable[..., Any], group: Any, args: tup
     if work is None:
         finish()
         return None
-    told = f"{method.name.strip('_')} of rank {group.rank()} in a group of {group.size()}, at {site.caller()}"
-    return FollowedWork(work, finish, told)
+    return FollowedWork(work, finish, _told(method.name.strip("_"), group))
+
+
+@functools.cache
+def _exchanges_lists() -> bool:
+    """Whether gloo has `alltoall`: torch 2.11 has it for one tensor alone. Asked of a group of this process."""
+    alone: Any = c10d.ProcessGroupGloo(distributed.HashStore(), 0, 1, timedelta(seconds=30))
+    try:
+        alone.alltoall([torch.empty(1)], [torch.empty(1)], c10d.AllToAllOptions()).wait()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _exchanged(group: Any, written: list[Tensor], read: list[Tensor], options: Any) -> Any:
+    """`alltoall`, as that of one tensor, cut into parts of any size."""
+    result = torch.cat([torch.empty_like(t.detach().reshape(-1)) for t in written])
+    sizes = [t.numel() for t in written]
+    parts = [t.detach().reshape(-1) for t in read]
+    work = group.alltoall_base(result, torch.cat(parts), sizes, [t.numel() for t in parts], options)
+
+    def finish(waited: float | None = None) -> list[Tensor]:
+        for t, part in zip(written, result.split(sizes), strict=True):
+            t.copy_(part.view(t.shape))
+        return written
+
+    if work is None:
+        finish()
+        return None
+    return FollowedWork(work, finish, _told("alltoall", group))
+
+
+def _told(name: str, group: Any) -> str:
+    return f"{name} of rank {group.rank()} in a group of {group.size()}, at {site.caller()}"
 
 
 def _copied(changed: Tensor, t: Tensor) -> Tensor:
@@ -186,6 +219,8 @@ def _wrapped(method: Method, original: Callable[..., Any], is_ours: Callable[[An
         if method.is_flat:
             args = tuple(map(_flat, args))
         if not method.reduces:
+            if method.name == "alltoall" and not _exchanges_lists():
+                return _exchanged(group, *args)
             if method.name == "gather" and first.dtype.is_complex:  # the one that does not take them
                 return original(group, *(map_leaves(_as_real, a) for a in args))
             if first.dtype in MOVED_AS:
