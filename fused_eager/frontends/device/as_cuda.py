@@ -109,6 +109,8 @@ def _changes(mode: Cuda, module: types.ModuleType) -> Iterator[tuple[Any, str, A
     yield torch.nn.Module, "cuda", lambda self, device=None: self.to(mode.place(device))
     for where, name, at, key, default in _BY_NAME:
         yield where, name, _reads(mode, getattr(where, name), at, key, default)
+    for where in (torch.cuda, torch.cuda.graphs):  # asked for by optimizers: of the driver, where torch is built for it
+        yield where, "is_current_stream_capturing", lambda: False
     yield torch.cuda.amp.common, "amp_definitely_not_available", lambda: False
     if torch.distributed.is_available():
         distributed = torch.distributed
