@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from .elementwise import need
@@ -169,7 +170,11 @@ def scaled_mm(
 _WHOLE, _BY_ROW = 0, 1  # torch.nn.functional.ScalingType
 
 
-@rule("_scaled_mm_v2.default", OpClass.CONTRACTION)
+# Torch 2.11 has no kernel of it for the CPU.
+_ON_CPU = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU")
+
+
+@rule("_scaled_mm_v2.default", OpClass.CONTRACTION, defines=not _ON_CPU)
 def scaled_mm_by_recipes(
     cx: Context,
     self: Any,

@@ -277,13 +277,32 @@ def _run(
             actors.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or SEEN_AS))
         shapes = [tuple(a.shape) for a in actors]
         try:
-            out = call(op, args, kwargs, actors)
+            out = call(_mended(op), args, kwargs, actors)
         except Exception as error:
             # Whatever is refused, ATen decides: it raises eager's error, or it knows better.
             return Unknown(first_line(error))
     if any(tuple(a.shape) != s for a, s in zip(actors, shapes, strict=True)):
         return Unknown("an out= argument is resized")
     return described(out, actors)
+
+
+@functools.cache
+def _mended(op: OpOverload) -> Callable[..., Any]:
+    """What says what `op` returns: the op, or a function in its place where this torch is mistaken."""
+    if op is not _ADDMM.dtype:
+        return op
+    from torch._decomp import decomposition_table as table
+
+    return _addmm_of_dtype if table.get(op) is table.get(_ADDMM.default) else op
+
+
+_ADDMM = torch.ops.aten.addmm
+
+
+def _addmm_of_dtype(self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """`addmm.dtype`. Torch 2.11 takes the dtype for the factor `beta`."""
+    _ADDMM.default(torch.empty_like(self, dtype=mat1.dtype), mat1, mat2)  # refuses the shapes that it does
+    return torch.ops.aten.mm.dtype(mat1, mat2, out_dtype)
 
 
 def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:

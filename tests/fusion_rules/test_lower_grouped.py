@@ -62,10 +62,13 @@ def test_a_mixture_of_experts_trains_without_an_island(mode: str) -> None:
     ids=["whole", "whole, in float32", "by row and column"],
 )
 def test_scaled_floats(rows: Any, columns: Any, out: torch.dtype) -> None:
+    has_recipes = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU")
+    if rows and not has_recipes:
+        pytest.skip("torch 2.11 takes no scales of rows on the CPU")
     a, b = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
     scales, recipe = (torch.rand(rows), torch.rand(columns)), [1 if rows else 0]
     assert_same(A._scaled_mm.default, a, b, *scales, out_dtype=out)
-    if hasattr(A, "_scaled_mm_v2"):  # torch.nn.functional.scaled_mm
+    if has_recipes:  # torch.nn.functional.scaled_mm
         given = ([scales[0]], recipe, [], [scales[1]], recipe, [])
         assert_same(A._scaled_mm_v2.default, a, b, *given, torch.rand(48), out)
 
