@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from .convolution import pad_spatial
 from .lowering import Context, NoLowering
@@ -184,8 +183,7 @@ def _enter(make: Maker, make_grad: Maker, aligns: bool, rank: int, name: str) ->
 
 for _make, _make_grad, _aligns, _names in KINDS:
     for _rank, _name in _names.items():
-        if hasattr(torch.ops.aten, _name):
-            _enter(_make, _make_grad, _aligns, _rank, _name)
+        _enter(_make, _make_grad, _aligns, _rank, _name)
 
 
 def _columns(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> tuple[int, ...]:
