@@ -139,6 +139,7 @@ def test_a_program_with_loaders_and_a_report_says_nothing_of_forks(tmp_path: Pat
         timeout=300,
     )
     assert done.stdout == "12.0\n" and "seen in the child" in done.stderr
-    assert "os.fork()" not in done.stderr, done.stderr
+    # What JAX says. What Python itself says of threads since 3.12 it says in eager as well.
+    assert "JAX is multithreaded" not in done.stderr, done.stderr
     kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
     assert kinds[0] == "start" and {"open", "plan", "flush", "compile", "end"} <= set(kinds)

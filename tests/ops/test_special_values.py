@@ -77,12 +77,15 @@ def test_every_pattern_among_other_ops(part: list[str], dtype: torch.dtype) -> N
     _agree(part, dtype, "fused", 1, FUSED, chained=True)
 
 
+LATER = {"native_group_norm", "nn.functional.linear_cross_entropy"}  # torch 2.11's corpus has not
+
+
 def test_no_row_accepts_a_hidden_nan() -> None:
     named = {info.name for info in OPS.values()}
     for row in ACCEPTED:
         assert set(row.kinds) <= KINDS and "hides NaN" not in KINDS
         assert set(row.patterns) <= {*PATTERNS, *WHOLE, "*"}
-        assert set(row.ops) <= {*named, "*"} and row.reason
+        assert set(row.ops) <= {*named, *LATER, "*"} and row.reason
     assert named >= {op for op, _ in UNRUN}
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.effects import _get_effect
 
 from fused_eager import BudgetExceeded, IslandRefused, expect, explain, fused_eager
 from fused_eager.config import OPTIONS
@@ -207,6 +208,8 @@ def test_an_index_out_of_range_is_told_with_its_line_and_nothing_is_written() ->
 
 
 def test_an_island_raises_what_eager_raises() -> None:
+    if _get_effect("aten::_linalg_check_errors") is None:
+        pytest.skip("this torch takes the check out of every graph: torch 2.13 has it there first")
     before = set(TABLE)  # another test's lost value may still be there
     f = compiled(lambda x: torch.linalg.cholesky(x.sin()) * 2)
     with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):

@@ -19,6 +19,7 @@ from fused_eager.frontends.context import composites, guards
 
 from ...semantics.programs import in_process
 
+COUNT = "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count"
 DOCS = Path(__file__).parents[3] / "docs" / "semantics.md"
 
 
@@ -48,8 +49,12 @@ def test_the_table_lists_what_is_patched(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(guards, "_patch", patched)
     monkeypatch.setattr(guards, "_recode", recoded)
     with fused_eager():
-        import torch._dynamo  # noqa: F401 - what is patched there is patched when it is imported
-    assert seen == documented()
+        import torch._dynamo  # what is patched there is patched when it is imported
+    lacking = [
+        *["torch.Tensor.const_data_ptr"] * (not hasattr(torch.Tensor, "const_data_ptr")),
+        *[COUNT] * (not hasattr(torch._dynamo.eval_frame, COUNT.rpartition(".")[2])),
+    ]  # what torch 2.11 has not
+    assert seen == documented() - set(lacking)
 
 
 def test_the_table_lists_the_composites() -> None:
@@ -145,8 +150,8 @@ def test_dynamo_refuses_no_fullgraph() -> None:
         with fused_eager(compile="wait"):
             print(before(torch.ones(2)).tolist())
             print(torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
-        count = torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count
-        assert type(count).__name__ == "builtin_function_or_method", count
+        count = getattr(torch._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)  # not in torch 2.11
+        assert count is None or type(count).__name__ == "builtin_function_or_method", count
         print(torch.compile(g, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
         """,
         seconds=240,
@@ -154,6 +159,7 @@ def test_dynamo_refuses_no_fullgraph() -> None:
     assert said.split("\n")[:3] == ["[2.0, 2.0]", "[2.0, 2.0]", "[3.0, 3.0]"]
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "_patch_engine_backward"), reason="torch 2.13 has it first")
 def test_backward_ends_a_stream_under_torchs_own_patch() -> None:
     """Torch puts a function of its own in the place of the private one, and puts back what it found in both places."""
     x = torch.ones(3, requires_grad=True)
@@ -181,7 +187,8 @@ def test_dynamo_is_imported_inside() -> None:
             assert type(S([[1.0, 2.0]])) is S and "__new__" in vars(torch.Tensor)
         assert "__new__" not in vars(torch.Tensor)
         from torch._dynamo.trace_rules import _polyfilled_function_ids as ids
-        assert id(torch.Tensor.__new__) in ids
+        # not in torch 2.11
+        assert id(torch.Tensor.__new__) in ids or not hasattr(torch._dynamo.polyfills.tensor, "tensor_pynew")
         with fused_eager(compile="wait", native="never"):
             assert type(S([[1.0, 2.0]]) * 2) is S
         """

@@ -156,7 +156,10 @@ def test_a_handler_that_raises_does_so_in_the_program() -> None:
             with fused_eager(native=native, compile="auto"), pytest.raises(Enough):
                 signal.setitimer(signal.ITIMER_REAL, 0.002 + k * 1e-4)
                 limit = time.monotonic() + 60
-                while time.monotonic() < limit and w[0] >= 0:
+                # What is raised as Python 3.13 jumps back for a condition of `while` is raised outside of the `with`.
+                while True:
+                    if time.monotonic() > limit or w[0] < 0:
+                        break
                     w.mul_(0.5).add_(1)
             assert torch.equal(w, w[0].expand(64)) and 0.5 <= float(w[0]) <= 2.0
 

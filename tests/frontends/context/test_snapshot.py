@@ -62,9 +62,9 @@ def test_and_where_no_mode_is_active() -> None:
 
 def test_a_mode_sees_marks_and_a_profiler_nothing_else() -> None:
     seen.clear()
-    with fused_eager(**WAIT), profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, Seeing():
-        with record_function("a mark"):
-            assert torch.tensor([2.0, 3.0]).prod().item() == 6
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with fused_eager(**WAIT), profile(activities=cpu) as profiler, Seeing(), record_function("a mark"):
+        assert torch.tensor([2.0, 3.0]).prod().item() == 6
     assert seen.count("aten.prod.default") == 1
     names = [event.name for event in profiler.events()]
     assert names.count("aten::prod") == 2 and names.count("a mark") == 1  # the program's call, and its mode's
