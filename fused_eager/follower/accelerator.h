@@ -6,9 +6,8 @@
 
 #pragma once
 
+#include "delegates.h"
 #include "kernels.h"
-
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace fused_eager {
 namespace {
@@ -106,26 +105,6 @@ struct ViewKernel final : c10::OperatorKernel {
   }
 };
 
-// The guard that Python has registered (frontends/device/guard.py), which says which type of device it is and no more:
-// torch asks several times around each op and node.
-struct AcceleratorGuard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return c10::kPrivateUse1; }
-  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
-  c10::Device getDevice() const override { return c10::Device(c10::kPrivateUse1, 0); }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, getDevice()); }
-  c10::Stream getNewStream(c10::Device of, int) const override { return getStream(of); }
-  c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-};
-
 c10::OperatorHandle operator_named(PyObject* text) {
   const char* given = PyUnicode_AsUTF8(text);
   if (given == nullptr) raise();
@@ -162,7 +141,7 @@ void serve_accelerators(const Names& names) {
     all.streams.push_back(kept(0));
     all.memories.push_back({device, kept(1), type, kept(2)});
   }
-  const c10::impl::DeviceGuardImplRegistrar guard(c10::kPrivateUse1, new AcceleratorGuard);
+  register_delegates(names.kept("make_event"), names.kept("make_generator"));
   auto& library = *new torch::Library(torch::Library::IMPL, "aten", std::make_optional(ACCELERATORS_KEY), __FILE__, __LINE__);
   register_each(library, names.of("recorded"), [](const c10::OperatorHandle& op) {
     auto python = op.getComputedKernelForDispatchKey(ACCELERATORS_KEY);

@@ -50,6 +50,7 @@ PyMethodDef METHODS[] = {
      "Find the runtime's objects and register the kernels; once in a process."},
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_VARARGS | METH_KEYWORDS,
      "Follow the ops of an accelerator's devices too; once in a process."},
+    {"state_of", state_of, METH_O, "The state of a generator of an accelerator's; None for any other."},
     {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},
     {"ways", ways, METH_NOARGS, "How many ops of front doors went to Python, to ATen at once, and were followed."},
     {"reader", reader, METH_O, "A method that calls the one given, which reads a number, and notices that (reads.h)."},

@@ -9,8 +9,9 @@ from ... import follower
 from ...devices.accelerator import AcceleratorBuffer
 from ...devices.arrivals import EXPECTED
 from ..context import connection, guards
-from . import kernels
+from . import kernels, random
 from .doors import DOORS, device_options
+from .queues import Event
 
 
 def begin() -> None:
@@ -28,4 +29,9 @@ def _serve(module: ModuleType) -> None:
             devices=[(door.stream, door.device.table, door.device) for door in DOORS],
             recorded=kernels.RECORDED,
             views=kernels.VIEWS,
+            make_event=Event,
+            make_generator=random.made,
         )
+    random.STATE_OF.append(module.state_of)
+    # Torch's own word, each time that a generator is made, for how a device that was registered in Python makes one.
+    warnings.filterwarnings("ignore", "GetGeneratorForPrivateuse1", DeprecationWarning)

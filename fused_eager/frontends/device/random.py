@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Generator:
-    """The random state of one device: the seed, and how often it has been drawn from."""
+    """The random state of a device, or of a `torch.Generator` on it: the seed, and how often it has been drawn from."""
 
     def __init__(self, seed: int):
         self.reseed(seed)
@@ -33,6 +35,20 @@ class Generator:
     def reseed(self, seed: int) -> None:
         """Begin again, with another seed."""
         self.seed, self.offset = seed & _MOST, 0
+        self._on_host: torch.Generator | None = None
+
+    def copy(self) -> Generator:
+        """Another one that draws the same from here on."""
+        made = Generator(self.seed)
+        made.offset = self.offset
+        return made
+
+    @property
+    def on_host(self) -> torch.Generator:
+        """The CPU's with the same seed, for `rng="torch_cpu"`."""
+        if self._on_host is None:
+            self._on_host = torch.Generator().manual_seed(self.seed)
+        return self._on_host
 
     def draw(self) -> tuple[int, int]:
         """The seed and the counter of the next draw."""
@@ -55,6 +71,48 @@ class Generator:
 
 
 GENERATORS: list[Generator] = []
+_SEED = 67280421310721  # of torch's generators, until somebody gives them another
+_thread = threading.local()
+
+
+def made(index: int) -> Generator:
+    """The state of a `torch.Generator` that is made on the device of this number (in C++, which asks for it here)."""
+    return Generator(_SEED)
+
+
+# The state of a generator of the device, None of any other: once there are such (`following`).
+STATE_OF: list[Callable[[torch.Generator], Generator | None]] = []
+
+
+def _given(generator: Any, args: Any, kwargs: dict[str, Any]) -> Generator | None:
+    """The state that an op is to draw from, if it was given a generator of the device.
+
+    Raises:
+        RuntimeError: one of another device than its tensors'.
+    """
+    found = STATE_OF[0](generator) if generator is not None and STATE_OF else None
+    if found is not None:
+        door = door_of(args, kwargs)
+        if door is None:
+            raise RuntimeError(f"Expected a 'cpu' device type for generator but found '{generator.device.type}'")
+        if door.device.name != str(generator.device):
+            raise RuntimeError(f"Expected a '{door.device.name}' generator device but found '{generator.device}'")
+    return found
+
+
+def _source(index: int) -> Generator:
+    """What is drawn from: the device's own state, or the one that an op was given."""
+    given: Generator | None = getattr(_thread, "given", None)
+    return GENERATORS[index] if given is None else given
+
+
+@contextmanager
+def _drawing_from(given: Generator) -> Iterator[None]:
+    before, _thread.given = getattr(_thread, "given", None), given
+    try:
+        yield
+    finally:
+        _thread.given = before
 
 
 def draws_as_cpu() -> bool:
@@ -63,7 +121,7 @@ def draws_as_cpu() -> bool:
 
 
 def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None, numbers: tuple[float, ...] = ()) -> Tensor:
-    seed, offset = GENERATORS[t.get_device()].draw()
+    seed, offset = _source(t.get_device()).draw()
     size = list(t.shape if size is None else size)
     door, info = DOORS[t.get_device()], info_of(op.default)
     return transfers.recorded(door, info, (size, seed, offset, *numbers), {"dtype": dtype})  # type: ignore[no-any-return]
@@ -275,6 +333,12 @@ def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     of_host = by_aten(info)
 
     def kernel(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        own = _given(generator, args, kwargs)
+        if own is not None:
+            if draws_as_cpu():
+                return of_host(*args, generator=own.on_host, **kwargs)
+            with _drawing_from(own):
+                return kernel(*args, **kwargs)
         if generator is not None or (draws_as_cpu() and name not in _EITHER):
             return of_host(*args, generator=generator, **kwargs)
         if name in _CHECKED:
@@ -288,6 +352,12 @@ def _kernel(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
+    own = _given(generator, (out,), {})
+    if own is not None and draws_as_cpu():
+        generator = own.on_host
+    elif own is not None:
+        with _drawing_from(own):
+            return randperm_out(n, out=out)
     if generator is not None or draws_as_cpu():
         return out.resize_(n).copy_(torch.randperm(n, generator=generator))
     return randperm_out(n, out=out)
@@ -298,10 +368,15 @@ def by_aten(info: OpInfo) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         door = door_of(args, kwargs)
+        if "generator" in info.names and len(args) > (at := info.names.index("generator")):  # not by its name
+            args, kwargs = args[:at], {**kwargs, "generator": args[at]}
+        own = _given(kwargs.get("generator"), args, kwargs)
         assert door is not None
+        if own is not None:
+            kwargs = {**kwargs, "generator": own.on_host if draws_as_cpu() else None}
         asked = kwargs.get("generator") is not None or draws_as_cpu()
         if not asked:
-            seed, offset = GENERATORS[door.device.index].draw()
+            seed, offset = (own or _source(door.device.index)).draw()
             made = torch.Generator().manual_seed((seed ^ (offset * 0x9E3779B97F4A7C15)) & _MOST)
             if "generator" in info.names:
                 kwargs = {**kwargs, "generator": made}

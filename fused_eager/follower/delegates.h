@@ -1,0 +1,149 @@
+// What torch wants of a device in C++ (its guard, events and generators): each hands on to an object of Python's.
+
+#pragma once
+
+#include "objects.h"
+
+#include <ATen/core/GeneratorForPrivateuseone.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace fused_eager {
+
+template <class... Given>
+Ref asked(PyObject* of, const char* name, Given... given) {
+  return checked(PyObject_CallMethodObjArgs(of, Ref(PyUnicode_FromString(name)).get(), given..., nullptr));
+}
+
+// Which type of device it is, asked several times around each op and node; and `torch.Event`, which is a
+// `frontends.device.queues.Event`. Where Python's guard stands alone it says the former and no more.
+class AcceleratorGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  explicit AcceleratorGuard(PyObject* make_event) : make_event_(make_event) {}
+
+  c10::DeviceType type() const override { return c10::kPrivateUse1; }
+  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
+  c10::Device getDevice() const override { return c10::Device(c10::kPrivateUse1, 0); }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, getDevice()); }
+  c10::Stream getNewStream(c10::Device of, int) const override { return getStream(of); }
+  c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    const Locked locked;
+    if (*event == nullptr) {
+      PyObject* timed = flag == c10::EventFlag::BACKEND_DEFAULT ? Py_True : Py_False;
+      *event = checked(PyObject_CallOneArg(make_event_, timed)).release();
+    }
+    asked(python(*event), "record");
+  }
+  void block(void* event, const c10::Stream&) const override {
+    const Locked locked;
+    if (event != nullptr) asked(python(event), "wait");
+  }
+  bool queryEvent(void* event) const override {
+    const Locked locked;
+    return event == nullptr || is_true(asked(python(event), "query").get());
+  }
+  void synchronizeEvent(void* event) const override {
+    const Locked locked;
+    if (event != nullptr) asked(python(event), "synchronize");
+  }
+  double elapsedTime(void* first, void* last, const c10::DeviceIndex) const override {
+    const Locked locked;
+    const double found = PyFloat_AsDouble(asked(python(first), "elapsed_time", python(last)).get());
+    if (found == -1 && PyErr_Occurred()) raise();
+    return found;
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event == nullptr || !Py_IsInitialized()) return;
+    const Locked locked;
+    Py_DECREF(python(event));
+  }
+
+ private:
+  static PyObject* python(void* event) { return static_cast<PyObject*>(event); }
+  PyObject* make_event_;
+};
+
+// `torch.Generator` of the device: its state is a `frontends.device.random.Generator`.
+class AcceleratorGenerator final : public c10::GeneratorImpl {
+ public:
+  AcceleratorGenerator(c10::DeviceIndex index, Ref state)
+      : GeneratorImpl(c10::Device(c10::kPrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        state_(std::move(state)) {}
+  ~AcceleratorGenerator() override {
+    if (!Py_IsInitialized()) {
+      state_.release();
+      return;
+    }
+    const Locked locked;
+    state_ = Ref();
+  }
+
+  PyObject* state() const { return state_.get(); }
+
+  void set_current_seed(uint64_t seed) override {
+    const Locked locked;
+    asked(state(), "reseed", checked(PyLong_FromUnsignedLongLong(seed)).get());
+  }
+  uint64_t current_seed() const override { return number_of("seed"); }
+  uint64_t get_offset() const override { return number_of("offset"); }
+  void set_offset(uint64_t offset) override {
+    const Locked locked;
+    checked(PyObject_SetAttrString(state(), "offset", checked(PyLong_FromUnsignedLongLong(offset)).get()));
+  }
+  uint64_t seed() override {
+    const uint64_t drawn = c10::detail::getNonDeterministicRandom();
+    set_current_seed(drawn);
+    return current_seed();
+  }
+  void set_state(const c10::TensorImpl& given) override {
+    const Locked locked;
+    const at::Tensor t(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&given)));
+    checked(PyObject_SetAttrString(state(), "state", checked(THPVariable_Wrap(t)).get()));
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    const Locked locked;
+    return THPVariable_Unpack(attribute(state(), "state").get()).getIntrusivePtr();
+  }
+
+ private:
+  AcceleratorGenerator* clone_impl() const override {
+    const Locked locked;
+    return new AcceleratorGenerator(device().index(), asked(state(), "copy"));
+  }
+  uint64_t number_of(const char* name) const {
+    const Locked locked;
+    return static_cast<uint64_t>(number(attribute(state(), name).get()));
+  }
+
+  Ref state_;
+};
+
+// The state of a generator of the device; None for any other.
+inline PyObject* state_of(PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  const at::Generator generator = THPGenerator_Unwrap(given);
+  if (generator.device().type() != c10::kPrivateUse1) Py_RETURN_NONE;
+  return Ref::borrowed(static_cast<AcceleratorGenerator*>(generator.unsafeGetGeneratorImpl())->state()).release();
+  END_HANDLE_TH_ERRORS
+}
+
+// Both are kept for good.
+inline void register_delegates(PyObject* make_event, PyObject* make_generator) {
+  const c10::impl::DeviceGuardImplRegistrar guard(c10::kPrivateUse1, new AcceleratorGuard(make_event));
+  const at::_GeneratorRegister generators([make_generator](c10::DeviceIndex index) {
+    const Locked locked;
+    const auto at = static_cast<c10::DeviceIndex>(index < 0 ? 0 : index);
+    Ref state = checked(PyObject_CallFunction(make_generator, "i", static_cast<int>(at)));
+    return at::make_generator<AcceleratorGenerator>(at, std::move(state));
+  });
+}
+
+}  // namespace fused_eager
