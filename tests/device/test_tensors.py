@@ -383,3 +383,22 @@ def test_a_copy_that_does_not_fit_is_refused_as_on_the_cpu() -> None:
     for d in ("cpu", TPU):
         with pytest.raises(RuntimeError, match=r"size of tensor a \(3\) must match the size of tensor b \(2\)"):
             torch.zeros(3, device=d).copy_(torch.ones(2))
+
+
+OUTSIDE: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.as_strided((3, 3), (6, 2)),
+    lambda x: x.as_strided((3,), (1,), 100),
+    lambda x: x[1:].as_strided((3, 3), (3, 1)),
+    lambda x: x.slice_inverse(torch.zeros(40, dtype=x.dtype, device=x.device)[:36].view(6, 6)[::2, ::2]),
+]
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_a_view_beyond_the_storage_is_refused_at_its_own_line(outside: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.arange(9).view(3, 3)
+    with pytest.raises(RuntimeError, match="out of bounds for storage of size 72") as eagers:
+        outside(x)
+    with pytest.raises(RuntimeError) as ours:
+        outside(x.to(TPU))
+    assert str(ours.value).partition("\n")[0] == str(eagers.value).partition("\n")[0]
+    assert x.to(TPU).as_strided((2, 2), (6, 2)).cpu().tolist() == [[0, 2], [6, 8]]
