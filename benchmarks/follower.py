@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,21 @@ def following(who: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: fused_eager(mode="fused", native="never", compile="wait", follower=who)
 
 
+@contextmanager
+def in_python() -> Iterator[None]:
+    """No op is followed in C++."""
+    follower.pause(True)
+    try:
+        yield
+    finally:
+        follower.pause(False)
+
+
+def finished() -> None:
+    """Until the device has done what it was asked."""
+    torch.tpu.synchronize()  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Way:
     """One line of the table. `after` follows each timed call and is not part of it."""
@@ -56,6 +71,7 @@ class Way:
     about: str
     enter: Callable[[], AbstractContextManager[Any]]
     after: Callable[[], None] = lambda: None
+    device: str = "cpu"  # of the tensors
 
 
 WAYS = (
@@ -64,6 +80,8 @@ WAYS = (
     Way("a mode in Python that returns one tensor", OneTensor),
     Way("followed in Python", following("python"), sync),
     Way("followed in C++", following("compiled"), sync),
+    Way("on the device, followed in Python", in_python, finished, "tpu"),
+    Way("on the device, followed in C++", nullcontext, finished, "tpu"),
 )
 
 
@@ -83,17 +101,22 @@ def block(way: Way, step: Callable[[], Any]) -> float:
 
 
 def main() -> int:
-    step = WORKLOADS["tiny"].build(lambda function: function)
+    import fused_eager.tpu  # noqa: F401 (registers the device)
+
+    steps = {}
+    for device in ("cpu", "tpu"):
+        with torch.device(device):
+            steps[device] = WORKLOADS["tiny"].build(lambda function: function)
     try:
         for way in WAYS:  # what is compiled and built is there before anything is timed
-            block(way, step)
+            block(way, steps[way.device])
     except follower.FollowerUnavailable as error:
         print(error, file=sys.stderr)
         return 1
     rows: list[list[float]] = [[] for _ in WAYS]
     for _ in range(ROUNDS):
         for way, row in zip(WAYS, rows, strict=True):
-            row.append(block(way, step))
+            row.append(block(way, steps[way.device]))
     print(f"microseconds per op, {OPS} ops on 8 floats, medians over {ROUNDS} alternating blocks; against eager")
     for way, row in zip(WAYS, rows, strict=True):
         ratio = statistics.median(ours / plain for ours, plain in zip(row, rows[0], strict=True))

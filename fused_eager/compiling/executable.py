@@ -247,11 +247,17 @@ def as_portable(lowered: Any, fresh: Any, platform: str) -> Portable:
     return Portable(code, families)
 
 
+@variants
+def brought_along(targets: list[str]) -> list[str]:
+    """Those of the functions that a program calls, by name, which the process has to have. What else there is to call
+    comes with the platform, or its compiler knows it by name."""
+    return [t for t in targets if "callback" in t]
+
+
 def families_of(lowered: Any, platform: str) -> tuple[str, ...]:
     """The families of the functions that a program calls. Raises NotPortable where one is in none."""
-    targets = sorted(set(_CUSTOM_CALL.findall(lowered.as_text())))
-    if platform != "cpu":  # what else there is to call comes with the platform, or its compiler knows it by name
-        targets = [t for t in targets if "callback" in t]
+    with lowering_for(platform):
+        targets = brought_along(sorted(set(_CUSTOM_CALL.findall(lowered.as_text()))))
     foreign = [t for t in targets if _family(t) is None]
     if foreign:
         raise NotPortable(f"it calls {', '.join(foreign)}, which another process may not have")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .home import Home, nbytes_of
+from .home import Home
 
 if TYPE_CHECKING:
     import jax
@@ -153,7 +153,7 @@ def sweep(table: Table) -> None:
     """Forget the buffers on the device whose storages nobody refers to any more."""
     with LOCK:
         _forget(table, list(table.values()))
-        table.bytes, table.made, table.runs = sum([nbytes_of(b.home) for b in table.values() if b.home]), 0, 0
+        table.bytes, table.made, table.runs = sum([b.storage.nbytes() for b in table.values()]), 0, 0
 
 
 def sweep_before_run(table: Table) -> None:

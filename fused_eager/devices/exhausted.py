@@ -12,7 +12,7 @@ from .home import nbytes_of
 
 # How JAX's platforms, ATen's allocator and Python say it.
 _SAYS = ("RESOURCE_EXHAUSTED", "can't allocate memory", "not enough memory", "out of memory")
-_ASKED = re.compile(r"allocat(?:e|ing) ([\d.]+) ?(|bytes|[KMGT]?i?B)(?![\w.])")
+_ASKED = re.compile(r"allocat(?:e|ing) ([\d.]+) ?(|bytes|[KMGT]?i?B)(?!\w)")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 LARGEST = 5  # tensors that are told of
 

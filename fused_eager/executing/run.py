@@ -257,14 +257,14 @@ def values_needed(stream: Stream) -> tuple[frozenset[int], frozenset[int], list[
     assigned = [(b, b.vid) for b in pending.values() if b not in gone]
     live = {vid for _, vid in assigned}
     donatable = {i.vid for i in natives if i.storage._cdata in pending}
-    others = [s.reads for s in STREAMS if s is not stream]
+    others = [s.reads for s in STREAMS if s is not stream and s.reads]
     for i in stream.inputs:
         if isinstance(i, NativeInput):
             continue
         b = i.buffer
         if b.stream is None and b.array is i.array and table.get(b.cdata) is b and b.is_alive():
             live.add(i.vid)
-        elif not any(b.cdata in reads for reads in others):
+        elif not (others and any(b.cdata in reads for reads in others)):
             donatable.add(i.vid)
     return frozenset(live), frozenset(donatable), assigned
 

@@ -9,6 +9,8 @@
 #include "delegates.h"
 #include "kernels.h"
 
+#include <map>
+
 namespace fused_eager {
 namespace {
 
@@ -115,13 +117,19 @@ c10::OperatorHandle operator_named(PyObject* text) {
 }
 
 template <class Make>
-void register_each(torch::Library& library, PyObject* names, Make make) {
+void register_each(PyObject* names, Make make) {
+  std::map<std::string, torch::Library*> libraries;  // by namespace; never destroyed
   const Ref items = checked(PySequence_Fast(names, "names of ops"));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
     PyObject* name = PySequence_Fast_GET_ITEM(items.get(), i);
     const auto op = operator_named(name);
     const std::string called = PyUnicode_AsUTF8(name);
-    library.impl(called.substr(called.find("::") + 2).c_str(), make(op));
+    const auto end = called.find("::");
+    auto& library = libraries[called.substr(0, end)];
+    if (library == nullptr)
+      library = new torch::Library(torch::Library::IMPL, called.substr(0, end),
+                                   std::make_optional(ACCELERATORS_KEY), __FILE__, __LINE__);
+    library->impl(called.substr(end + 2).c_str(), make(op));
   }
 }
 
@@ -142,12 +150,11 @@ void serve_accelerators(const Names& names) {
     all.memories.push_back({device, kept(1), type, kept(2)});
   }
   register_delegates(names.kept("make_event"), names.kept("make_generator"));
-  auto& library = *new torch::Library(torch::Library::IMPL, "aten", std::make_optional(ACCELERATORS_KEY), __FILE__, __LINE__);
-  register_each(library, names.of("recorded"), [](const c10::OperatorHandle& op) {
+  register_each(names.of("recorded"), [](const c10::OperatorHandle& op) {
     auto python = op.getComputedKernelForDispatchKey(ACCELERATORS_KEY);
     return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AcceleratorKernel>(std::move(python)));
   });
-  register_each(library, names.of("views"), [](const c10::OperatorHandle&) {
+  register_each(names.of("views"), [](const c10::OperatorHandle&) {
     return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewKernel>());
   });
 }

@@ -116,6 +116,26 @@ def test_a_training_step_is_followed_and_learns_what_it_does_without() -> None:
     assert there == pytest.approx(losses("cpu"), rel=1e-4)
 
 
+def test_casts_and_draws_are_followed_like_other_ops() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(TPU)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x = X.to(TPU)
+
+    def step() -> torch.Tensor:
+        with torch.autocast("tpu", dtype=torch.bfloat16):
+            loss = model(x).float().pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    losses = [step().item() for _ in range(4)]
+    loss, python, followed = followed_in(step)
+    assert python == 0 and followed > 20
+    assert len({*losses, loss.item()}) == 5, "each draw is another one"
+
+
 def test_two_threads_on_one_device() -> None:
     x = X.to(TPU)
     settled(x)

@@ -563,7 +563,8 @@ def test_one_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
 def test_what_it_is_made_of_is_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in build.SOURCES}
     assert names == {
-        "follow.h", "kernels.h", "kinds.h", "module.cpp", "objects.h", "reads.h", "runtime.h", "step.h",
+        "accelerator.h", "delegates.h", "follow.h", "kernels.h", "kinds.h", "module.cpp", "objects.h", "reads.h",
+        "runtime.h", "step.h", "tensors.h",
     }
     before = build.digest()
     monkeypatch.setenv("CXX", "another")

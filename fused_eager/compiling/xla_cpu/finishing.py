@@ -20,6 +20,7 @@ from ..executable import (
     Portable,
     Unavailable,
     as_portable,
+    brought_along,
     calls_out,
     families_of,
     finalize,
@@ -38,6 +39,12 @@ def start(nice: int) -> None:
     """That process starts while JAX traces."""
     with suppress(Unavailable):
         COMPILER.start(nice)
+
+
+@brought_along.on("cpu")
+def all_of_them(targets: list[str]) -> list[str]:
+    """All: LAPACK's are registered by whoever runs the program first."""
+    return targets
 
 
 @made_in_subprocess.on("cpu")

@@ -42,8 +42,9 @@ TREATMENT = {
 
 
 def treatment_of(name: str, overload: str) -> tuple[OpInfo | None, bool, int]:
-    """What is known of an overload of `aten`, whether it writes a list, and how it is treated."""
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    """What is known of an overload, whether it writes a list, and how it is treated."""
+    namespace, _, name = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
     op = getattr(packet, overload or "default", None)
     if not isinstance(op, OpOverload):
         return None, False, Treatment.OTHER

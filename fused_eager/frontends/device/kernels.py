@@ -258,6 +258,8 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     tables: Any = (OWN, random.KERNELS, cells.KERNELS, norms.KERNELS, composed.KERNELS)
     own = next((of[called] for of in tables if called in of), None)
     if own is not None:
+        if op in _COPIES:
+            RECORDED.append(op.name())
         return as_kernel(own)  # type: ignore[no-any-return]
     info = info_of(op)
     if op in _reading_composites():
@@ -276,6 +278,10 @@ def kernel_for(op: OpOverload) -> Callable[..., Any] | None:
     if kind in (Kind.VALUES, Kind.CHECK, Kind.CUSTOM):
         return _fetched(info)
     return None
+
+
+# They record, within one device.
+_COPIES = (aten._to_copy.default, aten.copy_.default)
 
 
 @functools.cache
@@ -328,7 +334,8 @@ def register() -> None:
     for kind in ("NestedTensor", "Sparse", "SparseCsr"):
         for called, kernel in composed.kernels(kind, overloads()):
             lib.impl(called, uncompiled(as_kernel(kernel)), f"{kind}{KEY}")
-    for op in recurrent.OPS:
+    for op in (*recurrent.OPS, *random.draws()):
+        RECORDED.append(op.name())
         ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
     rest.fallback(uncompiled(_fallback), KEY)
     for key, kind in _KINDS.items():

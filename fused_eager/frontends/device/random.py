@@ -22,6 +22,7 @@ from .doors import DOORS, door_of, unseen
 
 Tensor = torch.Tensor
 _OPS = torch.ops.fused_eager
+_HERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _STATE = struct.Struct("<QQ")  # seed, offset
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -123,8 +124,9 @@ def draws_as_cpu() -> bool:
 def _drawn(op: Any, t: Tensor, dtype: torch.dtype, size: Any = None, numbers: tuple[float, ...] = ()) -> Tensor:
     seed, offset = _source(t.get_device()).draw()
     size = list(t.shape if size is None else size)
-    door, info = DOORS[t.get_device()], info_of(op.default)
-    return transfers.recorded(door, info, (size, seed, offset, *numbers), {"dtype": dtype})  # type: ignore[no-any-return]
+    # By way of torch, so that it may be followed in C++.
+    drawn: Tensor = op.default.redispatch(_HERE, size, seed, offset, *numbers, dtype=dtype, device=t.device)
+    return drawn
 
 
 def _in_float(t: Tensor) -> torch.dtype:
@@ -399,4 +401,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "aten.randperm.generator_out": _randperm,
     "aten.randperm.out": _randperm,
 }
-__all__ = ["GENERATORS", "KERNELS", "Generator", "by_aten"]
+
+
+def draws() -> list[Any]:
+    """The ops that draw, which are there once the rows are."""
+    return [getattr(_OPS, f"random_{name}").default for name in ("uniform", "normal", "exponential", "bits")]
+
+
+__all__ = ["GENERATORS", "KERNELS", "Generator", "by_aten", "draws"]
