@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ class AcceleratorBuffer(Buffer):
             make = unpaged if self.device.is_valueless else zeros
             self.array = make(self.home, self.device.xla)
         except RuntimeError as error:
-            raise self.device.told(error, f"a tensor read at {site.describe(site.here())}") from error
+            self.device.fail(error, f"a tensor read at {site.describe(site.here())}")
 
     def bind(self) -> None:
         """Nothing: whoever reads it asks us."""
@@ -139,7 +139,7 @@ class Accelerator(Device):
         try:
             return array if self._is_host else moved(array, self._xla)
         except _NO_ROOM as error:
-            raise self.told(error, f"what is brought to it at {site.describe(site.here())}") from error
+            self.fail(error, f"what is brought to it at {site.describe(site.here())}")
 
     def told(self, error: Exception, where: str) -> Exception:
         """An error that speaks of memory as torch's own, which names the largest tensors."""
@@ -147,6 +147,13 @@ class Accelerator(Device):
             return error
         self.account.exhausted += 1
         return out_of_memory(error, self.name, self.table, where)
+
+    def fail(self, error: Exception, where: str) -> NoReturn:
+        """Raise an error, which is being handled, as `told` has it. (Raised from itself it would keep itself alive.)"""
+        told = self.told(error, where)
+        if told is error:
+            raise error
+        raise told from error
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""
@@ -158,7 +165,7 @@ class Accelerator(Device):
             array.block_until_ready()  # raises what it has failed with, before the host is asked for as much memory
             return to_tensor(moved(array, host_device()))
         except _NO_ROOM as error:  # of what has run meanwhile
-            raise self.told(error, f"what is read at {site.describe(site.here())}") from error
+            self.fail(error, f"what is read at {site.describe(site.here())}")
 
     def send(self, array: jax.Array) -> None:
         """The way back takes longer than most regions: it is gone while the program goes on."""

@@ -103,3 +103,15 @@ def test_a_small_value_is_a_copy_of_its_own(apart: Accelerator) -> None:
     t = apart.fetch(array)
     t[0] = 7
     assert float(array[0]) == 0
+
+
+def test_an_error_that_is_not_of_memory_is_raised_as_it_is(apart: Accelerator) -> None:
+    def failing() -> None:
+        try:
+            raise RuntimeError("INTERNAL: no such kernel")
+        except RuntimeError as error:
+            apart.fail(error, "an op")
+
+    with pytest.raises(RuntimeError, match="no such kernel") as raised:
+        failing()
+    assert raised.value.__cause__ is None and apart.account.exhausted == 0

@@ -121,7 +121,7 @@ class Door:
         try:
             run.wait()
         except RuntimeError as error:  # a device behind the host says so late
-            raise self.device.told(error, f"what was to be done by {site.describe(site.here())}") from error
+            self.device.fail(error, f"what was to be done by {site.describe(site.here())}")
         run.check()
 
 
