@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,8 @@ WAYS = (
     Way("a mode in Python that returns one tensor", OneTensor),
     Way("followed in Python", following("python"), sync),
     Way("followed in C++", following("compiled"), sync),
+)
+ON_THE_DEVICE = (
     Way("on the device, followed in Python", in_python, finished, "tpu"),
     Way("on the device, followed in C++", nullcontext, finished, "tpu"),
 )
@@ -100,25 +103,30 @@ def block(way: Way, step: Callable[[], Any]) -> float:
     return 1e6 * statistics.median(times) / OPS
 
 
-def main() -> int:
-    import fused_eager.tpu  # noqa: F401 (registers the device)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.follower", description=__doc__)
+    parser.add_argument("--device", action="store_true", help="ops of the device too, which this process then has")
+    ways = WAYS
+    if parser.parse_args(argv).device:
+        import fused_eager.tpu  # noqa: F401 (registers it)
 
+        ways += ON_THE_DEVICE
     steps = {}
-    for device in ("cpu", "tpu"):
+    for device in {way.device for way in ways}:
         with torch.device(device):
             steps[device] = WORKLOADS["tiny"].build(lambda function: function)
     try:
-        for way in WAYS:  # what is compiled and built is there before anything is timed
+        for way in ways:  # what is compiled and built is there before anything is timed
             block(way, steps[way.device])
     except follower.FollowerUnavailable as error:
         print(error, file=sys.stderr)
         return 1
-    rows: list[list[float]] = [[] for _ in WAYS]
+    rows: list[list[float]] = [[] for _ in ways]
     for _ in range(ROUNDS):
-        for way, row in zip(WAYS, rows, strict=True):
+        for way, row in zip(ways, rows, strict=True):
             row.append(block(way, steps[way.device]))
     print(f"microseconds per op, {OPS} ops on 8 floats, medians over {ROUNDS} alternating blocks; against eager")
-    for way, row in zip(WAYS, rows, strict=True):
+    for way, row in zip(ways, rows, strict=True):
         ratio = statistics.median(ours / plain for ours, plain in zip(row, rows[0], strict=True))
         print(f"{way.about:42} {statistics.median(row):5.2f}  {ratio:5.2f}")
     return 0

@@ -151,9 +151,12 @@ class Accelerator(Device):
     def fail(self, error: Exception, where: str) -> NoReturn:
         """Raise an error, which is being handled, as `told` has it. (Raised from itself it would keep itself alive.)"""
         told = self.told(error, where)
-        if told is error:
-            raise error
-        raise told from error
+        try:
+            if told is error:
+                raise error
+            raise told from error
+        finally:
+            del told, error  # this frame is in its traceback: they would keep each other
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The value as a tensor: a copy, except where the host's memory is the device's."""

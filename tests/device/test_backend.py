@@ -178,6 +178,19 @@ def test_tensors_of_the_device_in_a_context_for_those_of_the_cpu() -> None:
     assert back.tolist() == [3, 7, 11, 15] and there.tolist() == [3, 9, 15, 21]
 
 
+def test_a_context_may_step_aside_in_a_process_that_has_the_device() -> None:
+    """What is pending on the device is no value of the host's, which a program could read past the context."""
+    from fused_eager import fused_eager
+    from fused_eager.frontends.context import bypass
+    from fused_eager.frontends.context.threads import current_door
+
+    there = torch.ones(3, device=TPU) + 1
+    with fused_eager():
+        door = current_door()
+        assert door is not None and bypass._is_alone(door)
+    assert there.tolist() == [2, 2, 2]
+
+
 def test_one_name_for_each_process() -> None:
     import fused_eager
 

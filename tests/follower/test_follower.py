@@ -593,7 +593,7 @@ def test_the_cost_of_following_is_measured_of_who_follows(
             bench.block(bench.Way(who, bench.following(who), sync), step)
         counted[who] = went.followed
     assert counted["python"] == 0 and counted["compiled"] >= bench.CALLS_PER_BLOCK * 6
-    assert bench.main() == 0
+    assert bench.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:42].strip() for line in lines[1:]] == [way.about for way in bench.WAYS]
     assert all(float(figure) > 0 for line in lines[1:] for figure in line[42:].split())

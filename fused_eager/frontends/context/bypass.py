@@ -246,7 +246,8 @@ def read(door: Bypass) -> None:
 
 
 def _is_alone(door: Bypass) -> bool:
-    """Whether nobody but this thread, and threads that are in its context, may have values pending: whoever stands
-    aside does not see that he reads one."""
+    """Whether nobody but this thread, and threads that are in its context, may have values of the host's pending:
+    whoever stands aside does not see that he reads one."""
     mine = [each.stream for each in (door, *door.lent)]
-    return door.lender is None and all(s.config.mode == "off" or any(s is m for m in mine) for s in STREAMS)
+    there = [s for s in STREAMS if s.device.has_memory and s.config.mode != "off"]
+    return door.lender is None and all(any(s is m for m in mine) for s in there)
