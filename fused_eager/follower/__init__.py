@@ -64,6 +64,11 @@ def reader(original: Callable[..., Any]) -> Callable[..., Any] | None:
     return None if _STATE.module is None else _STATE.module.reader(original)
 
 
+def state_of(generator: Any) -> Any:
+    """The state of a generator of the device (`frontends.device.random.Generator`); None of any other."""
+    return None if _STATE.module is None else _STATE.module.state_of(generator)
+
+
 def overlook(until: float) -> float:
     """Till when reads of this thread are counted and no more, by the clock of `time.perf_counter`; returns till when
     they have been."""
@@ -185,6 +190,7 @@ __all__ = [
     "pause",
     "reader",
     "serve",
+    "state_of",
     "status",
     "ways",
 ]

@@ -123,13 +123,12 @@ void register_each(PyObject* names, Make make) {
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
     PyObject* name = PySequence_Fast_GET_ITEM(items.get(), i);
     const auto op = operator_named(name);
-    const std::string called = PyUnicode_AsUTF8(name);
-    const auto end = called.find("::");
-    auto& library = libraries[called.substr(0, end)];
+    const std::string of(op.operator_name().getNamespace().value());
+    auto& library = libraries[of];
     if (library == nullptr)
-      library = new torch::Library(torch::Library::IMPL, called.substr(0, end),
-                                   std::make_optional(ACCELERATORS_KEY), __FILE__, __LINE__);
-    library->impl(called.substr(end + 2).c_str(), make(op));
+      library = new torch::Library(
+          torch::Library::IMPL, of, std::make_optional(ACCELERATORS_KEY), __FILE__, __LINE__);
+    library->impl(PyUnicode_AsUTF8(name), make(op));
   }
 }
 

@@ -9,6 +9,8 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+
 namespace fused_eager {
 
 template <class... Given>
@@ -140,9 +142,8 @@ inline void register_delegates(PyObject* make_event, PyObject* make_generator) {
   const c10::impl::DeviceGuardImplRegistrar guard(c10::kPrivateUse1, new AcceleratorGuard(make_event));
   const at::_GeneratorRegister generators([make_generator](c10::DeviceIndex index) {
     const Locked locked;
-    const auto at = static_cast<c10::DeviceIndex>(index < 0 ? 0 : index);
-    Ref state = checked(PyObject_CallFunction(make_generator, "i", static_cast<int>(at)));
-    return at::make_generator<AcceleratorGenerator>(at, std::move(state));
+    Ref state = checked(PyObject_CallNoArgs(make_generator));
+    return at::make_generator<AcceleratorGenerator>(std::max<c10::DeviceIndex>(index, 0), std::move(state));
   });
 }
 

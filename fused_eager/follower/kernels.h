@@ -98,10 +98,8 @@ bool is_finished_number(const at::Tensor& t) {
 enum class Way { PYTHON, NATIVE, FOLLOWED };
 int64_t taken[3] = {0, 0, 0};  // how often each way was gone, by the ops of our front doors
 
-Memory& host() {
-  static Memory memory;
-  memory.table = R.table;
-  memory.buffer_type = R.buffer_type;
+const Memory& host() {
+  static const Memory memory{c10::kCPU, R.table, R.buffer_type};
   return memory;
 }
 

@@ -83,6 +83,10 @@ def test_it_may_draw_the_cpus_numbers(draw: str) -> None:
         there, here = seeded(), torch.Generator().manual_seed(7)
         for _ in range(2):
             torch.testing.assert_close(DRAWS[draw](TPU, there).cpu(), DRAWS[draw]("cpu", here))
+        state, copied = there.get_state(), copy.deepcopy(there)
+        want = DRAWS[draw](TPU, there)
+        there.set_state(state)
+        assert torch.equal(DRAWS[draw](TPU, there), want) and torch.equal(DRAWS[draw](TPU, copied), want)
     finally:
         set_options(rng="device")
 

@@ -9,9 +9,10 @@ from ... import follower
 from ...devices.accelerator import AcceleratorBuffer
 from ...devices.arrivals import EXPECTED
 from ..context import connection, guards
-from . import kernels, random
+from . import kernels
 from .doors import DOORS, device_options
 from .queues import Event
+from .random import Generator
 
 
 def begin() -> None:
@@ -30,8 +31,7 @@ def _serve(module: ModuleType) -> None:
             recorded=kernels.RECORDED,
             views=kernels.VIEWS,
             make_event=Event,
-            make_generator=random.made,
+            make_generator=Generator,
         )
-    random.STATE_OF.append(module.state_of)
     # Torch's own word, each time that a generator is made, for how a device that was registered in Python makes one.
     warnings.filterwarnings("ignore", "GetGeneratorForPrivateuse1", DeprecationWarning)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ... import follower
 from ...quiet import as_eager
 from ...tracing.opinfo import OpInfo, info_of
 from . import transfers
@@ -24,13 +25,14 @@ Tensor = torch.Tensor
 _OPS = torch.ops.fused_eager
 _HERE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _STATE = struct.Struct("<QQ")  # seed, offset
+_SEED = 67280421310721  # of torch's generators, until somebody gives them another
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Generator:
     """The random state of a device, or of a `torch.Generator` on it: the seed, and how often it has been drawn from."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int = _SEED):
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
@@ -41,7 +43,7 @@ class Generator:
     def copy(self) -> Generator:
         """Another one that draws the same from here on."""
         made = Generator(self.seed)
-        made.offset = self.offset
+        made.state = self.state
         return made
 
     @property
@@ -58,31 +60,27 @@ class Generator:
 
     @property
     def state(self) -> Tensor:
-        """All of it, as 16 bytes on the host."""
+        """All of it, as 16 bytes on the host; that of the CPU's generator where its numbers are drawn."""
+        if self._on_host is not None:
+            return self._on_host.get_state()
         return torch.frombuffer(bytearray(_STATE.pack(self.seed, self.offset)), dtype=torch.uint8)
 
     @state.setter
     def state(self, state: Tensor) -> None:
+        if state.dtype is torch.uint8 and state.numel() == torch.default_generator.get_state().numel():
+            self.on_host.set_state(state)
+            return
         if state.dtype is not torch.uint8 or state.numel() != _STATE.size or not state.is_cpu:
             raise RuntimeError(
                 f"the random state of a device is a CPU tensor of {_STATE.size} bytes (uint8), not {state.dtype} of "
                 f"{tuple(state.shape)} on {state.device}"
             )
         self.seed, self.offset = _STATE.unpack(bytes(state.tolist()))
+        self._on_host = None
 
 
 GENERATORS: list[Generator] = []
-_SEED = 67280421310721  # of torch's generators, until somebody gives them another
 _thread = threading.local()
-
-
-def made(index: int) -> Generator:
-    """The state of a `torch.Generator` that is made on the device of this number (in C++, which asks for it here)."""
-    return Generator(_SEED)
-
-
-# The state of a generator of the device, None of any other: once there are such (`following`).
-STATE_OF: list[Callable[[torch.Generator], Generator | None]] = []
 
 
 def _given(generator: Any, args: Any, kwargs: dict[str, Any]) -> Generator | None:
@@ -91,7 +89,7 @@ def _given(generator: Any, args: Any, kwargs: dict[str, Any]) -> Generator | Non
     Raises:
         RuntimeError: one of another device than its tensors'.
     """
-    found = STATE_OF[0](generator) if generator is not None and STATE_OF else None
+    found: Generator | None = None if generator is None else follower.state_of(generator)
     if found is not None:
         door = door_of(args, kwargs)
         if door is None:
