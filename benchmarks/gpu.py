@@ -9,6 +9,7 @@ device that the CPU stands in for: that shows that they run, and measures nothin
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -20,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from benchmarks import table
 from benchmarks.measure import Effort, Timing, compare, first_results, timed
-from benchmarks.model_programs import lstm_train
-from benchmarks.systems import System, no_wait
-from benchmarks.workloads import ROWS, WORKLOADS, Workload, gpt, select
+from benchmarks.peers import fetched
+from benchmarks.programs import PROGRAMS
+from benchmarks.systems import System, no_wait, regions_compiled
+from benchmarks.workloads import WORKLOADS, Workload, select
 
 DEVICE = "tpu"
 SYSTEMS = ("eager", "inductor", "fused", "strict")
@@ -39,22 +40,12 @@ _NAMES = (
 _LOOSE = {"rtol": 3e-2, "atol": 3e-2}
 GPU_ROWS = (
     *(replace(WORKLOADS[name], **(_LOOSE if name.startswith("resnet") else {})) for name in _NAMES),
-    Workload(
-        "lstm",
-        "two-layer LSTM of 256 on 16 x 32 tokens, SGD",
-        lstm_train,
-        {"vocab": 500, "dim": 128, "seq": 32, "batch": 16},
-        {"vocab": 7, "dim": 4, "seq": 3, "batch": 2},
-        trains=True,
-    ),
-    Workload(
-        "gpt_large",
-        "8 layers, d 1024, seq 512, batch 16, dropout, clipping, AdamW",
-        gpt,
-        {"layers": 8, "dim": 1024, "seq": 512, "batch": 16},
-        dict(next(row for row in ROWS if row.name == "gpt_adamw").tiny),
-        trains=True,
-        draws=True,
+    *(replace(row, name="lstm", rtol=Workload.rtol, atol=Workload.atol) for row in select(["lstm_train"], PROGRAMS)),
+    replace(
+        WORKLOADS["gpt_adamw"],
+        name="gpt_large",
+        about="8 layers, d 1024, seq 512, batch 16, dropout, clipping, AdamW",
+        full={"layers": 8, "dim": 1024, "seq": 512, "batch": 16},
     ),
 )
 
@@ -90,20 +81,10 @@ def _placed(device: str) -> Callable[[], AbstractContextManager[Any]]:
     return place
 
 
-def _fetch(tensor: Tensor) -> Tensor:
-    return tensor.cpu()
-
-
-def _compilations() -> int:
-    from fused_eager import report
-
-    return int(report().compilations)
-
-
 def plain(beside: str) -> list[System]:
     """PyTorch itself on "cuda" or "cpu", and its compiler."""
     wait = torch.cuda.synchronize if beside == "cuda" else no_wait
-    eager = System("eager", f"plain PyTorch on {beside}", nullcontext, wait, wait, place=_placed(beside), fetch=_fetch)
+    eager = System("eager", f"plain PyTorch on {beside}", nullcontext, wait, wait, place=_placed(beside), fetch=fetched)
     return [eager, replace(eager, name="inductor", about=f"torch.compile on {beside}", wrap=torch.compile)]
 
 
@@ -121,8 +102,8 @@ def device() -> list[System]:
             tpu.synchronize,
             tpu.synchronize,
             place=_placed(DEVICE),
-            fetch=_fetch,
-            compilations=_compilations,
+            fetch=fetched,
+            compilations=regions_compiled,
         )
 
     return [mode("fused", tpu.EagerMode.DEFER_AND_FUSE), mode("strict", tpu.EagerMode.DEFER_NEVER)]
@@ -172,7 +153,7 @@ def related(workload: Workload, name: str, timing: Timing, plain: Timing, folder
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="WORKLOAD", help="names or beginnings of names; default: all")
-    names = lambda text: text.split(",")  # noqa: E731
+    names = functools.partial(str.split, sep=",")
     parser.add_argument("--systems", type=names, default=list(SYSTEMS), help="with commas; default: %(default)s")
     parser.add_argument("--beside", choices=("cuda", "cpu"), default="cuda", help="where plain PyTorch runs")
     parser.add_argument("--rounds", type=int, default=5)

@@ -88,7 +88,7 @@ def _resting() -> bool:
     return ALLOWANCE.resting
 
 
-def _regions_compiled() -> int:
+def regions_compiled() -> int:
     """The one place that knows how the library's report counts compilations."""
     from fused_eager import report
 
@@ -117,7 +117,7 @@ def _ours(name: str, about: str) -> System:
 
 
 def _fused(name: str, about: str, enter: Callable[[], AbstractContextManager[Any]]) -> System:
-    return System(name, about, enter, _sync, _wait, _finish, compilations=_regions_compiled, waiting=_resting)
+    return System(name, about, enter, _sync, _wait, _finish, compilations=regions_compiled, waiting=_resting)
 
 
 def _torchax(name: str, about: str, wrap: Wrap = _as_it_is) -> System:
@@ -164,7 +164,7 @@ SYSTEMS: dict[str, System] = {
             'torch.compile(backend="fused_eager") around the model or the function',
             nullcontext,
             wrap=_compile_fused,
-            compilations=_regions_compiled,
+            compilations=regions_compiled,
         ),
         _torchax("torchax", "torchax in eager mode, one op at a time (the extra `peers`)"),
         _torchax("torchax_jit", "torchax, the model or the function jitted, which the user has to add", peers.jitted),
