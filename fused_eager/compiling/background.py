@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fused_eager.cache.background import Writer
-from fused_eager.cache.exits import call_at_exit, error_at_exit
+from fused_eager.cache.exits import call_at_exit, has_failed
 
 from .. import progress
 from ..bounded import Bounded
@@ -186,8 +186,7 @@ class Queue:
             return
         assert self._writer is not None
         try:
-            has_failed = hasattr(sys, "last_value") or error_at_exit() is not None
-            if self.is_kept and not has_failed:
+            if self.is_kept and not has_failed():
                 progress.until(self._writer.flush, "finishing the compilation that XLA is at")
         finally:
             COMPILER.close()

@@ -69,7 +69,7 @@ def begin(name: str, named: dict[str, Any], options: Config, group: Any = None) 
     if beat is None:
         return
     if beat.fault is not None:
-        raise beat.fault.error(beat.rank, f"calls {name.strip('_')} at {site.caller()}")
+        raise beat.error(f"calls {name.strip('_')} at {site.caller()}")
     if not beat.checks:
         return
     group = group_of(named) if group is None else group

@@ -23,6 +23,7 @@ from typing import Any
 from torch import distributed
 
 from ..config import Config
+from ..errors import FusedEagerError
 from ..log.events import LOG
 from ..progress import EVERY
 from . import sockets
@@ -70,6 +71,8 @@ class Heartbeat:
         self.period = min(1.0, self.seconds / BEATS, 0.25 if self.checks else 1.0) if self.seconds else 0.25
         self.channel = Channel(store, self.seconds or 10.0)
         self.fault: Fault | None = None
+        self._was_raised = False  # in the program, which may know what to do
+        self._had_group = False  # when the fault was found
         self._failed = threading.Event()
         self._store_gone_at = 0.0
         self._observer = Observer(rank)
@@ -240,7 +243,7 @@ class Heartbeat:
         """From now on every collective fails, for this reason."""
         if self.fault is not None:
             return
-        self.fault = fault
+        self.fault, self._had_group = fault, self.is_of(distributed.group.WORLD)
         if fault.rank != self.rank:
             self._say(f"rank {self.rank} aborts its process groups: {fault.short()}")
         LOG.emit("rank-lost", rank=fault.rank, what=fault.kind, detail=fault.text, site=fault.line)
@@ -252,7 +255,21 @@ class Heartbeat:
         connection is closed; who has closed it is known within the heartbeat's time at the latest."""
         if wait and self.seconds and self.fault is None:
             self._find_out()
-        return None if self.fault is None else self.fault.error(self.rank, where)
+        return None if self.fault is None else self.error(where)
+
+    def error(self, where: str) -> FusedEagerError:
+        """The error to raise, in a program that is at `where`, once there is a fault."""
+        assert self.fault is not None
+        self._was_raised = True
+        return self.fault.error(self.rank, where)
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether there is a fault that the program has not settled, which it does by catching its error and destroying
+        the process group. A fault that is found after that is none of its."""
+        if self.fault is None or not self._had_group:
+            return False
+        return not self._was_raised or self.is_of(distributed.group.WORLD)
 
     def _find_out(self) -> None:
         """A connection is gone. Ask who has gone, until that is known or nobody can be meant."""

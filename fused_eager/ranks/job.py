@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import distributed
 
-from fused_eager.cache.exits import call_at_exit, error_at_exit
+from fused_eager.cache.exits import call_at_exit, error_at_exit, fail_at_exit, note_codes
 
 from ..config import Config
 from ..errors import FusedEagerError
@@ -25,6 +25,7 @@ from .heartbeat import Heartbeat
 
 _lock = threading.Lock()
 _current: list[Heartbeat] = []
+_failed: list[Heartbeat] = []  # of jobs before, whose fault the program has not settled
 _watched: list[object] = []
 
 
@@ -45,6 +46,8 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
             if not known.has_stopped and known.is_of(distributed.group.WORLD):
                 return
             known.stop()
+            if known.is_unsettled:
+                _failed.append(known)
             order.forget(known)
         began = Heartbeat(store, rank, size, options)
         _current[:] = [began]
@@ -52,6 +55,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
         if not _watched:
             call_at_exit(_ends)
             _watched.append(_chain_excepthook())
+            note_codes()
 
 
 def join_default(options: Config) -> None:
@@ -78,6 +82,9 @@ def _ends() -> None:
         if error is not None:
             found.raised(error, _line_of(error.__traceback__))
         found.stop()
+        for beat in (*_failed, found):
+            if beat.is_unsettled:
+                fail_at_exit(beat.error("has come to its end"))
 
 
 def _line_of(trace: TracebackType | None) -> str:
@@ -157,7 +164,7 @@ def refuse_if_failed(where: str) -> None:
     """
     found = current()
     if found is not None and found.fault is not None:
-        raise found.fault.error(found.rank, where)
+        raise found.error(where)
 
 
 def is_shared(store: Any) -> bool:

@@ -100,7 +100,7 @@ def check(beat: Heartbeat, group: str, call: str, line: str, counted: int) -> No
     except StoreGone:
         return  # the heartbeat says so
     if beat.fault is not None:
-        raise beat.fault.error(beat.rank, f"calls {call} at {line}")
+        raise beat.error(f"calls {call} at {line}")
 
 
 def _fault(number: int, first: dict[str, Any], mine: dict[str, Any]) -> Fault:

@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
+from fused_eager.cache.exits import call_at_exit, fail_at_exit, note_codes
 from fused_eager.fusion_rules.lowering import leaves
 
 from ..errors import FusedEagerError
@@ -123,6 +124,7 @@ class FollowedWork(c10d.Work):
             self._handed.last = self
         else:
             self._kept.add(self)
+            _before_the_end()
 
     def _finished(self, waited: float | None = None) -> list[Tensor] | None:
         with self._once:
@@ -216,6 +218,18 @@ class FollowedWork(c10d.Work):
         found = self._finished()
         return value if found is None else found
 
+    @classmethod
+    def finish_all(cls) -> None:
+        """At the end of the process: wait for what nobody has waited for. It fails if one of them does."""
+        first: BaseException | None = None
+        for work in list(cls._kept):
+            try:
+                work.block()
+            except RuntimeError as error:
+                first = first or error
+        if first is not None:
+            fail_at_exit(first)
+
     def _failed(self, error: BaseException) -> BaseException:
         """The group's error, with the collective and the program's line before its words; or, where another rank is
         lost, what is known of that."""
@@ -224,3 +238,10 @@ class FollowedWork(c10d.Work):
             return error
         explained = job.explain(error, self._where)
         return type(error)(f"{self._told}: {error}") if explained is error else explained
+
+
+@functools.cache
+def _before_the_end() -> None:
+    """A process that ends does its part before, as others wait for it, and learns whether it has been done."""
+    call_at_exit(FollowedWork.finish_all)
+    note_codes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 
-from fused_eager.cache.exits import call_at_exit, error_at_exit
+from fused_eager.cache.exits import call_at_exit, error_at_exit, fail_at_exit, note_codes
 
 
 def note(word: str) -> None:
@@ -13,8 +13,12 @@ def note(word: str) -> None:
 
 
 def child(way: str) -> None:
+    if way.startswith("fails"):
+        note_codes()
+        call_at_exit(fail_at_exit, OSError("the last of it was lost"))
     for word in ("first", "second"):
         call_at_exit(note, word)
+    way = way.removeprefix("fails, ")
     if way == "raises":
         raise ValueError("bad data")
     if way == "leaves":  # as torch.multiprocessing does where the program has raised
@@ -22,6 +26,8 @@ def child(way: str) -> None:
             raise KeyError("bad key")
         except KeyError:
             sys.exit(1)
+    if way == "has its code":
+        sys.exit(7)
     if way == "ends":
         sys.exit(0)
 

@@ -6,6 +6,7 @@ What rank 0 has found is in `found` in the folder.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from datetime import timedelta
@@ -23,13 +24,18 @@ def rank(rank: int, way: str, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("fused_eager", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=5))
     total = torch.full((10,), rank + 1.0, device="tpu")
-    if rank == 0:
+    if (rank == 0) is not (way == "lost"):
         time.sleep(0.5)
+    if rank == 0:
+        pass
     elif way == "raise":
         raise ValueError("the data of this rank are broken")
+    elif way == "lost":
+        os._exit(7)
     try:
         dist.all_reduce(total)
-        if rank == 0:  # the other one does not look at it
+        found = "nothing"
+        if rank == 0 and way != "lost":  # the other one does not look at it
             found = str(total.tolist())
     except RuntimeError as error:
         found = str(error)

@@ -30,9 +30,16 @@ def test_a_rank_that_ends_without_looking_at_its_last_result(start: str, tmp_pat
     assert codes == "[0, 0]" and "lost" not in said
 
 
+@pytest.mark.parametrize("start", STARTS)
+def test_a_rank_whose_last_collective_fails_does_not_end_with_0(start: str, tmp_path: Path) -> None:
+    _, codes, said = found("lost", start, tmp_path)
+    assert codes == "[120, 7]", said
+    assert "RankLost: rank 1 is lost" in said and "Rank 0 waits in all_reduce" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_rank_that_raises(start: str, tmp_path: Path) -> None:
     result, codes, _ = found("raise", start, tmp_path)
     assert "rank 1 has raised ValueError: the data of this rank are broken" in result and "endings.py:" in result
-    assert codes == "[0, 1]"
+    assert codes == "[120, 1]"  # rank 0 has caught that, and has gone on to its end

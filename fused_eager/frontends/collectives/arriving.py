@@ -8,16 +8,12 @@ and no two wait for one another.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from fused_eager.cache.exits import call_at_exit
-
-from ...devices.arrivals import EXPECTED, await_all
+from ...devices.arrivals import EXPECTED
 from ...devices.buffer import LOCK
 from ...ranks.work import Finish, FollowedWork
 
@@ -40,7 +36,6 @@ class ArrivingWork(FollowedWork):
         here. Raises as `block`."""
         if timeout or not self._storages or super().is_completed():
             return self.block(timeout)
-        _before_the_end()
         self._is_expected = True
         for storage in self._storages:
             EXPECTED[storage._cdata] = self
@@ -74,14 +69,3 @@ class ArrivingWork(FollowedWork):
             except BaseException:
                 EXPECTED.update(dict.fromkeys(mine, self))
                 raise
-
-
-@functools.cache
-def _before_the_end() -> None:
-    """A process that ends does its part before: others wait for it."""
-    call_at_exit(_all_have_come)
-
-
-def _all_have_come() -> None:
-    with contextlib.suppress(RuntimeError):  # a rank is lost, and nobody asks for what it would have sent
-        await_all()
