@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-_KERNEL = "pallas_call"
+from fused_eager.fusion_rules.xla_tpu.kernel_costs import KERNEL as _KERNEL
+from fused_eager.fusion_rules.xla_tpu.kernel_costs import estimated
 
 
 def prepared(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -22,7 +23,8 @@ def prepared(closed: ClosedJaxpr) -> ClosedJaxpr:
     interpreted = closed.replace(jaxpr=_interpreted(closed.jaxpr))
 
     def choose(*arrays: Any) -> Any:
-        return jax.lax.platform_dependent(*arrays, cpu=jaxpr_as_fun(interpreted), default=jaxpr_as_fun(closed))
+        compiled = jaxpr_as_fun(estimated(closed))
+        return jax.lax.platform_dependent(*arrays, cpu=jaxpr_as_fun(interpreted), default=compiled)
 
     return jax.make_jaxpr(choose)(*[jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.weak_type)
                                     for v in closed.in_avals])
