@@ -17,8 +17,11 @@ import jax.numpy as jnp
 from .elementwise import need
 from .lower_attention import attend, attend_backward
 from .lowering import Context
-from .platforms import variants
+from .platforms import Variants, variants
 from .rule import OpClass, rule
+
+# How many times the scores of one long row those of a row for each sequence may be, where only these are a band.
+AT_END = Variants("scores in rows for one in a single row", any=1, tpu=4, why="the splash kernel's mask is of places")
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,15 @@ class Rows:
 
     def collect(self, x: jax.Array, missing: float = 0) -> jax.Array:
         """`[B, H, L, ...]` back to `[tokens, H, ...]`; a token of no sequence gets `missing`."""
-        last = jnp.minimum(self.column, x.shape[2] - 1)
+        last = jnp.clip(self.column, 0, x.shape[2] - 1)
         found = x[self.row, :, last]
-        is_there = (self.row >= 0) & (self.column < x.shape[2]) & self.real[self.row, last]
+        is_there = (self.row >= 0) & (self.column == last) & self.real[self.row, last]
         return jnp.where(is_there.reshape(-1, *(1,) * (found.ndim - 1)), found, jnp.asarray(missing, x.dtype))
 
 
-def _rows(starts: jax.Array, lengths: jax.Array, tokens: int, longest: int, in_one: bool) -> Rows:
-    """Rows of sequences that begin at `starts`; with `in_one` a single row has them all."""
+def _rows(starts: jax.Array, lengths: jax.Array, tokens: int, longest: int, in_one: bool, at_end: bool) -> Rows:
+    """Rows of sequences that begin at `starts`; with `in_one` a single row has them all. With `at_end` a row is filled
+    up in front, and its sequence stands at its end."""
     at = jnp.arange(tokens, dtype=starts.dtype)
     row = jnp.searchsorted(starts, at, side="right").astype(starts.dtype) - 1
     column = at - starts[row]
@@ -61,18 +65,24 @@ def _rows(starts: jax.Array, lengths: jax.Array, tokens: int, longest: int, in_o
         return Rows(token, position < lengths[of], of, position, jnp.zeros_like(row), at, lengths)
     of = jnp.broadcast_to(jnp.arange(len(lengths), dtype=starts.dtype)[:, None], (len(lengths), longest))
     position = jnp.broadcast_to(jnp.arange(longest, dtype=starts.dtype), of.shape)
-    return Rows(starts[of] + position, position < lengths[of], of, position, row, column, lengths)
+    if at_end:
+        free = (longest - lengths).astype(starts.dtype)
+        position, column = position - free[:, None], column + free[row]
+    real = (position >= 0) & (position < lengths[of])
+    return Rows(starts[of] + position, real, of, position, row, column, lengths)
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """A call: queries and keys in rows, and what each query sees. A bound of `window` that is None holds nothing back;
-    `alike` says that queries and keys are the same sequences, so that a causal mask is one of places."""
+    """A call: queries and keys in rows, and what each query sees. A bound of `window` that is None holds nothing back.
+
+    The query at place `i` of a row stands at the key at place `i + shift` of it. So what it sees is a matter of places.
+    `shift` is None where it differs from sequence to sequence."""
 
     queries: Rows
     keys: Rows
     window: tuple[int | None, int | None]
-    alike: bool
+    shift: int | None
 
     @property
     def bounds(self) -> tuple[jax.Array, jax.Array]:
@@ -117,6 +127,16 @@ def attend_ragged_backward(
     return attend_backward(grad, q, k, v, out, lse, call.mask, False, scale)
 
 
+@variants
+def attend_pages(
+    call: Ragged, q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, scale: float | None
+) -> Any:
+    """Attention of a ragged call whose keys and values are pages `[pages, size, K, E]`, of which a table `[B, n]` names
+    those of each sequence: queries `[B, H, L, E]`, and results as those of `attend_ragged`."""
+    k, v = (call.keys.lay(x.reshape(-1, *x.shape[2:])) for x in (k, v))
+    return attend_ragged(call, q, k, v, scale)
+
+
 def _bound(size: int | None) -> int | None:
     return None if size is None or size < 0 else size
 
@@ -132,8 +152,14 @@ def _call(
     paged = block_table is not None
     tokens = query.shape[0], key.shape[0]
     wide = block_table.shape[1] * key.shape[1] if paged else max_k
-    in_one = not paged and seqused_k is None and number * max_q * max_k > tokens[0] * tokens[1]
-    queries = _rows(starts, lengths, tokens[0], max_q, in_one)
+    window = _bound(left), 0 if is_causal else _bound(right)
+    alike = cum_seq_q is cum_seq_k and seqused_k is None
+    # Where queries and keys differ in number, the last ones stand at one place in all rows, and not the first.
+    at_end = not (alike or paged or window == (None, None))
+    most = tokens[0] * tokens[1] * (AT_END.here if at_end else 1)
+    in_one = not paged and seqused_k is None and number * max_q * max_k > most
+    at_end &= not in_one
+    queries = _rows(starts, lengths, tokens[0], max_q, in_one, at_end)
     if paged:
         need(seqused_k is not None, "its pages come without lengths")
         page = key.shape[1]
@@ -145,9 +171,8 @@ def _call(
     else:
         need(cum_seq_k is not None, "its keys come without lengths")
         of_keys = cum_seq_k[1:] - cum_seq_k[:-1] if seqused_k is None else seqused_k.astype(cum_seq_k.dtype)
-        keys = _rows(cum_seq_k[:-1], of_keys, tokens[1], wide, in_one)
-    window = _bound(left), 0 if is_causal else _bound(right)
-    return Ragged(queries, keys, window, cum_seq_q is cum_seq_k and seqused_k is None)
+        keys = _rows(cum_seq_k[:-1], of_keys, tokens[1], wide, in_one, at_end)
+    return Ragged(queries, keys, window, wide - max_q if at_end else 0 if alike else None)
 
 
 @rule("_flash_attention_forward.default", OpClass.CONTRACTION, defines=True)
@@ -165,9 +190,11 @@ def flash_attention(
         return jnp.zeros_like(query), jnp.full(query.shape[1::-1], jnp.inf, jnp.float32), *rest
     call = _call(query, key, cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right,
                  seqused_k, block_table)  # fmt: skip
+    rows = call.queries.lay(query)
     if block_table is not None:
-        key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
-    out, lse = attend_ragged(call, call.queries.lay(query), call.keys.lay(key), call.keys.lay(value), scale)
+        out, lse = attend_pages(call, rows, key, value, block_table, scale)
+    else:
+        out, lse = attend_ragged(call, rows, call.keys.lay(key), call.keys.lay(value), scale)
     sums = call.queries.collect(lse.astype(jnp.float32), jnp.inf).T
     return call.queries.collect(out).astype(query.dtype), sums, *rest
 

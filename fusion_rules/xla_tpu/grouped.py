@@ -13,7 +13,7 @@ from jax import lax
 
 from ..lower_grouped import rows_by_groups, sums_by_groups
 from ..precision import accumulator
-from .attention import exactly
+from .kernels import exactly
 
 TILES = (512, 256, 128)  # the sides of a tile: the largest that is filled without much more than the array has
 
