@@ -26,8 +26,8 @@ from ..kernels import program as programs
 from ..kernels.dispatch import packet
 from ..kernels.program import Program as JaxProgram
 from ..kernels.program import form_of
-from .program import in_own_thread
 from .stablehlo import Iteration
+from .stage import in_own_thread
 
 Tensor = torch.Tensor
 Record = Callable[[GraphModule, Config, Sequence[Tensor]], Any]

@@ -22,7 +22,8 @@ from ...lowering.failed import NodeFailed
 from ..context.context import fused_eager
 from . import sizes
 from .capture import Capture
-from .program import Program, in_own_thread
+from .program import Program
+from .stage import in_own_thread
 from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door

@@ -7,36 +7,24 @@ aliases and updates in place come out as they do in eager, whatever made the mem
 
 from __future__ import annotations
 
-import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from fused_eager.fusion_rules.geometry import Geometry
 
 from ...compiling import emit
-from ...compiling.ready import Ready
-from ...devices.buffer import LOCK
-from ...devices.dlpack import to_tensor
-from ...devices.home import Home
-from ...devices.host.buffers import COPIED
 from ...devices.host.device import HOST
-from ...devices.host.scratch import SCRATCH
-from ...devices.storage import storage_of
-from ...executing import load, run
-from ...executing.arguments import as_array
+from ...executing import run
 from ...log.reasons import Reason
-from ...planning.plan import Work
-from ...quiet import OWN, unobserved
+from ...quiet import unobserved
 from ...recording import native
-from ...tracing.stream import NativeInput, Stream
-from ...xla import untraced
+from .stage import Slots, Stage, in_own_thread, over
 
 Tensor = torch.Tensor
-Slots = list[Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +46,6 @@ def mapped(leaf: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, slice):
         return slice(mapped(leaf, tree.start), mapped(leaf, tree.stop), mapped(leaf, tree.step))
     return leaf(tree)
-
-
-def over(t: Tensor, g: Geometry) -> Tensor:
-    """The view `g` of the memory that begins where `t` does."""
-    start = t.storage_offset() * t.itemsize // g.dtype.itemsize
-    out = torch.empty(0, dtype=g.dtype).set_(storage_of(t), start + g.offset, g.size, g.stride)
-    out = out.conj() if g.conj else out
-    return out._neg_view() if g.neg else out
 
 
 def fetched(template: Any, slots: Slots) -> Any:
@@ -130,93 +110,6 @@ def _flat(result: Any) -> Any:
         yield result
 
 
-def in_own_thread(make: Callable[[], T]) -> T:
-    """Do something with JAX on a thread of its own, and wait for it: what JAX keeps of the stack that it is called on
-    would keep Dynamo's code alive, and by that the graph."""
-    found: list[T] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(make())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name=f"{OWN}-graph", daemon=True)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised.pop()
-    return found.pop()
-
-
-@dataclass(slots=True)
-class Stage:
-    """A part of the graph that is one stream: where its inputs lie, and where its values go."""
-
-    work: Work
-    inputs: tuple[tuple[int, Home, int, int], ...]  # value, its home, the slot and the byte where it lies
-    outputs: tuple[tuple[int, int], ...]  # value and slot: new memory
-    written: tuple[tuple[int, int, Geometry], ...]  # value and slot: memory that is there, and which part of it
-    reason: Reason
-    kept: load.Kept = field(default_factory=load.Kept)
-
-    def ready(self) -> Ready:
-        """The plan with its executables, made at the first call."""
-        return self.kept.ready or in_own_thread(lambda: self.kept.fill(self.work))
-
-    def run(self, slots: Slots) -> None:
-        """Run the stage, and wait for its values.
-
-        Raises:
-            Exception: what an op raised, with eager's type; nothing of what it was to write has been written.
-        """
-        ready = self.ready()
-        began = emit.begin()
-        with LOCK:
-            stream = Stream(self.work.config)
-            stream.nodes = self.work.nodes
-            for vid, home, slot, start in self.inputs:
-                t = slots[slot]
-                stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
-            for _, slot, _ in self.written:
-                native.protect(storage_of(slots[slot]), of=stream)
-            HOST.housekeeping.before_run()
-            with untraced():
-                values = run.run_ahead(stream, ready, self.work.donatable, self.reason)
-            emit.flushed(self.reason, ready, len(self.work.nodes), began)
-            HOST.housekeeping.after_run()
-            HOST.housekeeping.look(run.is_needed, run.wait)
-        for vid, slot in self.outputs:
-            slots[slot] = _own(values[vid])
-        for vid, slot, g in self.written:
-            value = _tensor(values[vid])
-            target = slots[slot]
-            if target.numel() and value.data_ptr() != target.data_ptr():
-                over(target, g).copy_(over(value, g))
-        with LOCK:
-            run.DEFERRED.forget_done()  # and of what it has read
-
-
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else to_tensor(value)
-
-
-def _own(value: Any) -> Tensor:
-    """A value as memory of torch's: small ones are copied, so that they can be resized as any other."""
-    if isinstance(value, Tensor):
-        return value
-    array = as_array(value, HOST)
-    t = to_tensor(array)
-    if t.nbytes <= COPIED:
-        return t.clone()
-    storage = storage_of(t)
-    storage._fused_eager_memory = True  # type: ignore[attr-defined]
-    with LOCK:
-        SCRATCH.lend(array, storage)
-    return t
-
-
 @dataclass(slots=True)
 class Program:
     """A recorded graph. `arguments` says for each argument of the graph which slot it goes to; None for a number. The
@@ -229,6 +122,11 @@ class Program:
     slots: int
     result: Any
     rooted: tuple[int, ...] = ()
+    alone: frozenset[int] = field(init=False)  # slots of new memory that one result sees, and nobody else
+
+    def __post_init__(self) -> None:
+        made = {slot for step in self.steps if isinstance(step, Stage) for _, slot in step.outputs}
+        self.alone = frozenset(slot for slot, n in Counter(_read(self.result)).items() if n == 1 and slot in made)
 
     def make_ready(self) -> bool:
         """Load or compile all that it needs. Returns whether the compiler was needed."""
@@ -259,7 +157,20 @@ class Program:
                 step.run(slots)
                 for slot in dying:
                     slots[slot] = None
-            return fetched(self.result, slots)
+            return type(self.result)([self._result(a, slots) for a in self.result])
+
+    def _result(self, a: Any, slots: Slots) -> Any:
+        """One of the results. (`fetched` makes a view of each, which takes longer than a small stage.)"""
+        if type(a) is Fetch and a.slot in self.alone:
+            held, g = slots[a.slot], a.geometry
+            if g is None or _is_whole(held, g):
+                return held
+        return fetched(a, slots)
+
+
+def _is_whole(t: Tensor, g: Geometry) -> bool:
+    """Whether a tensor, which begins where its storage does, is this view of it."""
+    return t.shape == g.size and t.stride() == g.stride and t.dtype is g.dtype and not (g.offset or g.conj or g.neg)
 
 
 def free_slots(steps: Sequence[Call | Stage], result: Any, slots: int) -> list[tuple[int, ...]]:

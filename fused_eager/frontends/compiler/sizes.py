@@ -17,7 +17,8 @@ from fused_eager.fusion_rules.padded import Refused
 from ...compiling import buckets
 from ...compiling.buckets import LEAST, Bucket, Streams, bucket_of
 from ...executing.load import ISLANDS
-from .program import Program, Stage
+from .program import Program
+from .stage import Stage
 
 Tensor = torch.Tensor
 Env = dict[Any, int]  # symbols and what they are

@@ -28,7 +28,8 @@ from ...lowering.failed import NodeFailed
 from ...lowering.lower import Function
 from ...planning.plan import Region
 from ...xla import enable_x64
-from .program import Call, Fetch, Program, Stage, mapped
+from .program import Call, Fetch, Program, mapped
+from .stage import Stage
 
 
 class Iteration:

@@ -1,0 +1,157 @@
+"""Stage: the part of a graph that is one stream, and what runs it on real tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from fused_eager.fusion_rules.deferred import jax
+from fused_eager.fusion_rules.geometry import Geometry
+
+from ...compiling import emit
+from ...compiling.ready import Ready
+from ...devices.buffer import LOCK
+from ...devices.dlpack import to_tensor
+from ...devices.home import Home
+from ...devices.host.buffers import COPIED
+from ...devices.host.device import HOST
+from ...devices.host.scratch import SCRATCH
+from ...devices.storage import storage_of
+from ...executing import load, prepared, run
+from ...executing.arguments import as_array
+from ...executing.prepared import Prepared
+from ...log.reasons import Reason
+from ...planning.plan import Work
+from ...quiet import OWN
+from ...recording import native
+from ...tracing.stream import NativeInput, Stream
+from ...xla import untraced
+
+Tensor = torch.Tensor
+Slots = list[Any]
+T = TypeVar("T")
+
+
+def over(t: Tensor, g: Geometry) -> Tensor:
+    """The view `g` of the memory that begins where `t` does."""
+    start = t.storage_offset() * t.itemsize // g.dtype.itemsize
+    out = torch.empty(0, dtype=g.dtype).set_(storage_of(t), start + g.offset, g.size, g.stride)
+    out = out.conj() if g.conj else out
+    return out._neg_view() if g.neg else out
+
+
+def in_own_thread(make: Callable[[], T]) -> T:
+    """Do something with JAX on a thread of its own, and wait for it: what JAX keeps of the stack that it is called on
+    would keep Dynamo's code alive, and by that the graph."""
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(make())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=f"{OWN}-graph", daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised.pop()
+    return found.pop()
+
+
+@dataclass(slots=True)
+class Stage:
+    """A part of the graph that is one stream: where its inputs lie, and where its values go."""
+
+    work: Work
+    inputs: tuple[tuple[int, Home, int, int], ...]  # value, its home, the slot and the byte where it lies
+    outputs: tuple[tuple[int, int], ...]  # value and slot: new memory
+    written: tuple[tuple[int, int, Geometry], ...]  # value and slot: memory that is there, and which part of it
+    reason: Reason
+    kept: load.Kept = field(default_factory=load.Kept)
+    _prepared: Prepared | None = None
+    _is_prepared: Ready | None = None  # for which executables that was asked
+
+    def ready(self) -> Ready:
+        """The plan with its executables, made at the first call."""
+        return self.kept.ready or in_own_thread(lambda: self.kept.fill(self.work))
+
+    def run(self, slots: Slots) -> None:
+        """Run the stage, and wait for its values.
+
+        Raises:
+            Exception: what an op raised, with eager's type; nothing of what it was to write has been written.
+        """
+        ready = self.ready()
+        began = emit.begin()
+        with LOCK:
+            for _, slot, _ in self.written:
+                native.protect(storage_of(slots[slot]))
+            HOST.housekeeping.before_run()
+            with untraced():
+                quick = None if prepared.is_watched(self.work.config) else self._prepare(ready)
+                values = self._run(slots, ready) if quick is None else self._run_prepared(slots, quick)
+            emit.flushed(self.reason, ready, len(self.work.nodes), began)
+            HOST.housekeeping.after_run()
+            HOST.housekeeping.look(run.is_needed, run.wait)
+        try:
+            self._hand_out(slots, values)
+        except BaseException:
+            jax.block_until_ready(list(values.values()))  # what they are computed from may be freed next
+            raise
+        if quick is None:
+            with LOCK:
+                run.DEFERRED.forget_done()  # and of what it has read
+
+    def _prepare(self, ready: Ready) -> Prepared | None:
+        if self._is_prepared is not ready:
+            self._prepared, self._is_prepared = prepared.prepare(self.work.nodes, ready, HOST), ready
+        return self._prepared
+
+    def _hand_out(self, slots: Slots, values: dict[int, Any]) -> None:
+        for vid, slot in self.outputs:
+            slots[slot] = _own(values[vid])
+        for vid, slot, g in self.written:
+            value = _tensor(values[vid])
+            target = slots[slot]
+            if target.numel() and value.data_ptr() != target.data_ptr():
+                over(target, g).copy_(over(value, g))
+
+    def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
+        donatable, values = self.work.donatable, {}
+        for vid, home, slot, start in self.inputs:
+            values[vid] = HOST.borrow(slots[slot].data_ptr() + start, home, vid in donatable)
+        quick.run(values)
+        return values
+
+    def _run(self, slots: Slots, ready: Ready) -> dict[int, Any]:
+        stream = Stream(self.work.config)
+        stream.nodes = self.work.nodes
+        for vid, home, slot, start in self.inputs:
+            t = slots[slot]
+            stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
+        return run.run_ahead(stream, ready, self.work.donatable, self.reason)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else to_tensor(value)
+
+
+def _own(value: Any) -> Tensor:
+    """A value as memory of torch's: small ones are copied, so that they can be resized as any other."""
+    if isinstance(value, Tensor):
+        return value
+    array = as_array(value, HOST)
+    t = to_tensor(array)
+    if t.nbytes <= COPIED:
+        return t.clone()
+    storage = storage_of(t)
+    storage._fused_eager_memory = True  # type: ignore[attr-defined]
+    with LOCK:
+        SCRATCH.lend(array, storage)
+    return t
