@@ -82,7 +82,9 @@ def test_a_program_does_what_it_does_in_eager(name: str, trains: bool) -> None:
         pytest.skip("eager refuses to update a leaf that requires a gradient")
     torch.manual_seed(0)
     function, args = PROGRAMS[name]()
-    other = copy.deepcopy(function)
+    others = {"checked": copy.deepcopy(function), "prepared": copy.deepcopy(function)}
     expected = outcome(function, function, args, trains)
-    compiled = torch.compile(other, backend=compile_graph)
-    same(expected, outcome(other, compiled, args, trains), name)
+    for how, other in others.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(other, backend=compile_graph, options={"validate": how == "checked"})
+        same(expected, outcome(other, compiled, args, trains), f"{name}, {how}")
