@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.dlpack import to_array, to_tensor
@@ -27,28 +25,26 @@ class BlockByBlock:
 
     def __init__(self, of: Template, region: Region, executable: Executable):
         self.block, self.call = of.block, executable.call
-        self.inputs = [of.homes[v] if v in of.by_rows else None for v in region.inputs]
+        homes = [of.homes[v] if v in of.by_rows else None for v in region.inputs]
+        self.inputs = [home and (home, nbytes_of(home) // of.block) for home in homes]  # with the bytes of a row
 
     def __call__(self, count: int, outputs: Sequence[Home], *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         """All results, of so many rows. Returns when they are computed. The caller holds the runtime's lock."""
         values, numbers = arrays[:-2], arrays[-2:]
         jax.block_until_ready(values)
-        results = [torch.empty(shape, dtype=dtype) for dtype, shape in outputs]
+        starts = [value.unsafe_buffer_pointer() for value in values]
+        results = list(map(HOST.unwritten, outputs))
         places = [r.view(count, -1) for r in results]
         for begin, done in _turns(count, self.block):
-            made, flags = self.call(*self._part(values, begin), *numbers)
+            given = [
+                value if row is None else HOST.borrow(start + begin * row[1], row[0], anew=True)
+                for value, start, row in zip(values, starts, self.inputs, strict=True)
+            ]
+            made, flags = self.call(*given, *numbers)
             for place, part in zip(places, made, strict=True):
-                place[done : begin + self.block] = to_tensor(part).view(self.block, -1)[done - begin :]
+                rows, last = to_tensor(part).view(self.block, -1), begin + self.block - done
+                place.narrow(0, done, last).copy_(rows.narrow(0, self.block - last, last))
         return [to_array(r, device()) for r in results], flags
-
-    def _part(self, values: Sequence[jax.Array], begin: int) -> Iterator[jax.Array]:
-        """The arguments of the block that begins with a row."""
-        for value, home in zip(values, self.inputs, strict=True):
-            if home is None:
-                yield value
-            else:
-                start = value.unsafe_buffer_pointer() + begin * (nbytes_of(home) // self.block)
-                yield HOST.borrow(start, home, anew=True)
 
 
 def _turns(count: int, block: int) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fused_eager.fusion_rules.precision import as_of
 from ..devices.dlpack import to_array, to_tensor
 from ..devices.home import Home
 from ..devices.host.device import HOST
+from ..devices.storage import pointer_of, storage_of
 from ..lowering.failed import NodeFailed
 from ..planning import plan
 from ..planning.plan import Region, Work
@@ -34,6 +36,7 @@ from .compile import Computation, load_or_compile
 from .executable import Executable
 from .ready import Ready
 
+KEPT = 2**16  # bytes of a padded argument whose memory is kept from call to call, at most
 LEAST = 2  # torch.compile makes graphs of their own for the sizes 0 and 1
 
 
@@ -93,8 +96,8 @@ def _executable(streams: Streams, region: Region) -> Executable | None:
     bucket, high = streams.bucket, streams.high
     smaller = [(size, Computation(w.nodes, region, w.homes))
                for size, w in ((bucket.low, streams.low), (bucket.middle, streams.middle))]  # fmt: skip
-    whole = Computation(high.nodes, region, high.homes, bucket.high, tuple(smaller))
-    made = load_or_compile(whole, settings(high.config))
+    shared = Computation(high.nodes, region, high.homes, bucket.high, tuple(smaller))
+    made = load_or_compile(shared, settings(high.config))
     checks = tuple([replace(c, message=_of_size(c.message, streams, region, c.node)) for c in made.checks])
     return replace(made, call=_Call(streams, region, made), checks=checks, key="")
 
@@ -108,37 +111,83 @@ def _of_size(message: str, streams: Streams, region: Region, at: int) -> str:
 
 
 class _Call:
-    """The executable of a bucket, called for a size."""
+    """The executable of a bucket, called for a size. Values that vary come back as tensors of their own."""
 
     def __init__(self, streams: Streams, region: Region, made: Executable):
         now, high = streams.now.homes, streams.high.homes
         self.size, self.call = streams.size, made.call
-        self.inputs = [high[v] if now[v] != high[v] else None for v in region.inputs]
         self.outputs = [now[v] if now[v] != high[v] else None for v in region.outputs]
+        self.ints: Any = None  # what it was called with, and the same with the size, over this memory
+        self.numbers: Any = None
+        self.memory: list[np.ndarray] = []
+        self.inputs: list[_Front | None] = []
+        for at, v in enumerate(region.inputs):
+            shared = _ROOM.setdefault(made, {}).setdefault(at, _Room(high[v]))
+            self.inputs.append(_Front(shared, now[v]) if now[v] != high[v] else None)
 
-    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
         *values, floats, ints = arrays
-        jax.block_until_ready(arrays)
-        given = [x if home is None else _enlarged(x, home) for x, home in zip(values, self.inputs, strict=True)]
-        memory: list[np.ndarray] = []
-        numbers = HOST.numbers([*np.asarray(ints).tolist()[: ints.size], self.size], torch.int64, memory)
-        made, flags = self.call(*given, floats, numbers)
-        jax.block_until_ready((made, flags))  # what is padded is not needed any more
-        return [x if home is None else _cut(x, home) for x, home in zip(made, self.outputs, strict=True)], flags
+        given = [x if front is None else front.enlarged(x) for x, front in zip(values, self.inputs, strict=True)]
+        if self.ints is not ints:
+            memory: list[np.ndarray] = []
+            numbers = HOST.numbers([*np.asarray(ints).tolist()[: ints.size], self.size], torch.int64, memory)
+            self.ints, self.numbers, self.memory = ints, numbers, memory
+        made, flags = self.call(*given, floats, self.numbers)
+        try:
+            return [x if home is None else _cut(x, home) for x, home in zip(made, self.outputs, strict=True)], flags
+        finally:
+            flags.block_until_ready()  # what is padded is not needed any more
 
 
-def _enlarged(x: jax.Array, home: Home) -> jax.Array:
-    """A value in the front of a larger one."""
-    dtype, shape = home
-    whole = torch.zeros(shape, dtype=dtype)
-    whole[tuple([slice(n) for n in x.shape])] = to_tensor(x)
-    return to_array(whole, device())
+class _Room:
+    """Memory for the largest value of a bucket, as a tensor and as an array: kept from call to call if it is little."""
+
+    __slots__ = ("array", "home", "tensor")
+
+    def __init__(self, home: Home):
+        self.home = home
+        self.tensor: torch.Tensor | None = None
+        self.array: Any = None
+
+    def put(self, x: torch.Tensor) -> jax.Array:
+        """A value in front of the memory. What lies behind it reaches no result."""
+        largest = torch.empty(self.home[1], dtype=self.home[0])
+        largest.as_strided(x.shape, largest.stride()).copy_(x)
+        array = to_array(largest, device())
+        in_place = array.unsafe_buffer_pointer() == pointer_of(storage_of(largest))
+        if in_place and largest.nbytes <= KEPT:
+            self.tensor, self.array = largest, array
+        return array
 
 
-def _cut(x: jax.Array, home: Home) -> jax.Array:
+class _Front:
+    """The values of one size, to be put in front of the memory of the largest."""
+
+    __slots__ = ("room", "shape", "view")
+
+    def __init__(self, room: _Room, home: Home):
+        self.room, self.shape = room, home[1]
+        self.view: torch.Tensor | None = None
+
+    def enlarged(self, x: jax.Array) -> jax.Array:
+        """A value of the size as one of the largest."""
+        room, view = self.room, self.view
+        if room.tensor is None:
+            return room.put(to_tensor(x))
+        if view is None:
+            view = self.view = room.tensor.as_strided(self.shape, room.tensor.stride())
+        view.copy_(to_tensor(x))
+        return room.array
+
+
+# By executable of a bucket and argument: all sizes share it, for the runtime's lock is held during a call.
+_ROOM: WeakKeyDictionary[Executable, dict[int, _Room]] = WeakKeyDictionary()
+
+
+def _cut(x: jax.Array, home: Home) -> torch.Tensor:
     """The front of a value."""
-    part = to_tensor(x)[tuple([slice(n) for n in home[1]])]
-    return to_array(part.clone(memory_format=torch.contiguous_format), device())
+    largest = to_tensor(x)
+    return torch.empty(home[1], dtype=home[0]).copy_(largest.as_strided(home[1], largest.stride()))
 
 
 # ---- one stream at several sizes ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ computes. A further stream has only to be the same when it is written down for a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from . import background, emit
 from .block_by_block import BlockByBlock
 from .caching import settings
 from .compile import Computation, Executable, load_or_compile, trace
+from .ready import Ready
 from .template import LARGE, Refused, Template, Unlike, template
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _homes(outputs: Sequence[Output]) -> list[Home]:
 def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:
     """What runs a large stream of any length; None if nothing does. If its lengths keep changing, it is made: at once
     where the program waits for what is compiled, else in the background."""
-    if _largest(work.homes) < LARGE:
+    if not is_large(work):
         return None
     config = work.config
     values = tuple([(dtype, len(shape)) for dtype, shape in work.homes.values()])
@@ -106,14 +107,20 @@ def find(skeleton: Hashable, work: Work, unstable: bool) -> Template | None:
     return found if isinstance(found, Template) and found.fits(work) and found.is_worth(work) else None
 
 
+def ready(found: Template, work: Work) -> Ready:
+    """What runs a stream of a kind, which is long enough to gain."""
+    return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
+
+
 def forget() -> None:
     """Let go of all executables."""
     _FOUND.clear()
     PLACES.clear()
 
 
-def _largest(homes: Mapping[int, Home]) -> int:
-    return max(map(nbytes_of, homes.values()), default=0)
+def is_large(work: Work) -> bool:
+    """Whether a stream could gain by being run in blocks."""
+    return max(map(nbytes_of, work.homes.values()), default=0) >= LARGE
 
 
 def _make(key: Hashable, work: Work, before: Work) -> None:
@@ -123,7 +130,7 @@ def _make(key: Hashable, work: Work, before: Work) -> None:
     refusal, rows = "", 0
     try:
         with precision.as_of(work.switches):
-            _FOUND[key] = found = _made(work, before)
+            _FOUND[key] = found = made(work, before)
         rows = found.block
         PLACES[work.nodes[0].place] = True
     except (Refused, NodeFailed) as refused:
@@ -141,7 +148,13 @@ def _make(key: Hashable, work: Work, before: Work) -> None:
     LOG.emit("lengths", site=str(describe(work.nodes[0].place)), ops=len(work.nodes), rows=rows, why=refusal)
 
 
-def _made(work: Work, before: Work) -> Template:
+def made(work: Work, before: Work) -> Template:
+    """Two streams of one kind, of different lengths, as one of any length.
+
+    Raises:
+        Refused: rows depend on each other, or that is not known.
+        NodeFailed: a node has no lowering.
+    """
     found = template(work, before)
     pairs: list[tuple[Region, Executable | None]] = []
     refusals = []
@@ -155,10 +168,10 @@ def _made(work: Work, before: Work) -> Template:
         raise Refused("; ".join(sorted(set(refusals))) or "no tensor sees what it computes")
     if torch.get_default_dtype() is not work.default:
         raise Refused("the default dtype, which lowerings read, was changed meanwhile")
-    made = replace(found.plan, regions=tuple([region for region, _ in pairs]))
+    plan = replace(found.plan, regions=tuple([region for region, _ in pairs]))
     executables = tuple([executable for _, executable in pairs])
-    number = emit.planned(made, work.nodes, work.homes, executables)
-    return replace(found, plan=made, executables=executables, number=number)
+    number = emit.planned(plan, work.nodes, work.homes, executables)
+    return replace(found, plan=plan, executables=executables, number=number)
 
 
 def _executable(work: Work, before: Work, of: Template, region: Region) -> Executable:
@@ -180,10 +193,10 @@ def _executable(work: Work, before: Work, of: Template, region: Region) -> Execu
     block = flatten(trace(rows, work.config.check_bounds))
     prove(work, of, region, block)
     prove(before, of, region, block)
-    made = load_or_compile(rows, settings(work.config))
-    if made.checks:
-        raise Refused(f"{made.checks[0].error} may have to be raised")
-    return replace(made, call=BlockByBlock(of, region, made), key="")
+    whole = load_or_compile(rows, settings(work.config))
+    if whole.checks:
+        raise Refused(f"{whole.checks[0].error} may have to be raised")
+    return replace(whole, call=BlockByBlock(of, region, whole), key="")
 
 
 def prove(work: Work, of: Template, region: Region, block: Program) -> None:

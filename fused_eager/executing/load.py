@@ -179,7 +179,7 @@ def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: boo
     found = lengths.find(skeleton, work, unstable)
     if found is None or stream.shadowed:
         return None
-    return Ready(found.plan, found.executables_of(work.homes), True, found.number, varies=True)
+    return lengths.ready(found, work)
 
 
 def _compiled(work: Work, skeleton: Hashable, meanwhile: int | None = None) -> Ready:

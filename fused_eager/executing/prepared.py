@@ -1,13 +1,15 @@
 """Prepared: what runs a stream that was recorded and planned ahead, with all that can be decided once decided.
 
 A flush keeps what it takes to undo it, tells which memory it reads, and looks for numbers anew. None of that is needed
-where the caller holds all inputs and waits for the results: what is left of a run is the calls of its executables.
+where the caller holds all inputs and waits for the results: what is left of a run is the calls of its executables, and
+a look at their checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from ..config import Config
 from ..devices.device import Device
 from ..log.events import LOG
 from ..tracing.stream import Node
-from .arguments import numbers
+from .arguments import as_array, numbers
+from .deferred_checks import DEFERRED, Run, check
 from .run import LARGE
 
 Vids = tuple[int, ...]
@@ -32,26 +35,42 @@ class Prepared:
     """
 
     made: Ready
+    nodes: Sequence[Node]
     calls: tuple[tuple[Callable[..., Any], Vids, tuple[Any, Any], Vids, Vids], ...]
+    checked: tuple[int, ...]  # which of them make checks
     memory: tuple[np.ndarray, ...]  # of the numbers, which the executables read
 
     def run(self, values: dict[int, Any]) -> None:
         """Add what the stream makes to its inputs. XLA returns before all is computed: whoever reads a value waits.
 
         Raises:
-            Exception: what XLA raises; nothing reads the inputs any more.
+            Exception: what an op raised, with eager's type, or XLA; nothing reads the inputs any more.
         """
-        token = None
+        tokens: list[Any] = []
         try:
             for call, inputs, vectors, outputs, drops in self.calls:
-                made, token = call(*[values[v] for v in inputs], *vectors)
+                arrays = [values[v] for v in inputs]
+                if tokens:  # what a call before has made may be tensors
+                    arrays = list(map(as_array, arrays))
+                made, token = call(*arrays, *vectors)
+                tokens.append(token)
                 values.update(zip(outputs, made, strict=True))
                 for vid in drops:
                     values.pop(vid, None)
+            if self.checked:
+                self._check(tokens)
         except BaseException:
-            if token is not None:
+            for token in tokens:
                 token.block_until_ready()  # the caller may free what is being read
             raise
+
+    def _check(self, tokens: list[Any]) -> None:
+        regions, executables = self.made.plan.regions, self.made.executables
+        flags = [(regions[at], tokens[at], found.checks) for at in self.checked if (found := executables[at])]
+        if any(np.asarray(failed)[: len(checks), 0].any() for _, failed, checks in flags):
+            DEFERRED.serial += 1
+            DEFERRED.runs.append(Run(DEFERRED.serial, get_ident(), list(self.nodes), {}, flags=flags))
+            check()
 
 
 def is_watched(config: Config) -> bool:
@@ -60,12 +79,13 @@ def is_watched(config: Config) -> bool:
 
 
 def prepare(nodes: Sequence[Node], ready: Ready, device: Device) -> Prepared | None:
-    """What runs a stream; None where something has to be decided at each run: an op is ATen's, may raise, or may need
-    more memory than there is."""
-    calls, memory = [], []
+    """What runs a stream; None where something has to be decided at each run: an op is ATen's, or needs much memory."""
+    calls: list[tuple[Callable[..., Any], Vids, tuple[Any, Any], Vids, Vids]] = []
+    memory: list[np.ndarray] = []
     for region, executable, drops in zip(ready.plan.regions, ready.executables, ready.plan.drops, strict=True):
-        if executable is None or executable.checks or executable.needs >= LARGE:
+        if executable is None or executable.needs >= LARGE:
             return None
         vectors = numbers(nodes, region, memory, device)
         calls.append((executable.call, region.inputs, vectors, region.outputs, drops))
-    return None if ready.commits else Prepared(ready, tuple(calls), tuple(memory))
+    checked = tuple([at for at, found in enumerate(ready.executables) if found is not None and found.checks])
+    return None if ready.commits else Prepared(ready, nodes, tuple(calls), checked, tuple(memory))

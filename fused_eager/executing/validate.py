@@ -196,7 +196,8 @@ def computed(
         )
     for vid, array in zip(region.outputs, outputs, strict=True):
         dtype, shape = homes[vid]
-        found = np.dtype(array.dtype), tuple(array.shape)
+        made_as = JAX_DTYPE[array.dtype] if isinstance(array, torch.Tensor) else np.dtype(array.dtype)
+        found = made_as, tuple(array.shape)
         if found != (JAX_DTYPE[dtype], tuple(shape)):
             made = next((i for i in region.nodes if any(r.vid == vid for r in nodes[i].results)), region.nodes[0])
             what = f"{nodes[made].op} at {describe(nodes[made].place)}"

@@ -267,7 +267,7 @@ KINDS: dict[str, Kind] = {
                 Field("forms", "integer", "the forms of its arguments for which something had to be compiled by now"),
                 Field("changes", "list", "each difference from the form before as [what, before, now]; at most 20"),
                 Field("unfit", "text", "why it runs op by op from here on; empty if it does not"),
-                Field("bucket", "text", "the sizes that share what it runs, as `13 to 16`; empty if none do"),
+                Field("bucket", "text", "which sizes share what it runs: `13 to 16`, or `any, in blocks of rows`"),
                 Field("unpadded", "text", "why a size that varies is not padded; empty if it is, or none varies"),
                 Field("backward", "boolean", "whether it is one of a backward pass"),
                 Field("site", "text", "the line that called it"),

@@ -16,7 +16,7 @@ from ..device import Device, no_numbers
 from ..dlpack import to_array, to_tensor
 from ..home import Home
 from ..storage import storage_of
-from . import scratch, unwritten
+from . import heap, scratch, unwritten
 from .borrow import borrow, borrow_again
 from .buffers import TABLE, HostBuffer
 from .housekeeping import HOUSEKEEPING
@@ -76,6 +76,10 @@ class Host(Device):
     def borrow(self, address: int, home: Home, anew: bool) -> jax.Array:
         """The memory as an array, without a copy where alignment allows."""
         return borrow(address, home, device()) if anew else borrow_again(address, home, device())
+
+    def unwritten(self, home: Home) -> torch.Tensor:
+        """Memory for a value, which nobody has written."""
+        return heap.unwritten(home[1], home[0])
 
     def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
         """Memory of results that have died, or zeros."""

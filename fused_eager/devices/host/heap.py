@@ -21,8 +21,11 @@ import functools
 import math
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable
+
+import torch
 
 from ...process import resident
 
@@ -82,6 +85,18 @@ def share_arena() -> None:
     set_option = libc("mallopt")
     if set_option is not None and not _is_set_by_user(_ARENAS):
         set_option(_ARENA_MAX, 1)
+
+
+def unwritten(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of memory that nobody has written. A large one comes fresh from the system, which is asked for huge
+    pages: 48 MB of small ones are 12,000 faults and take 17 ms, of huge ones 7."""
+    t = torch.empty(shape, dtype=dtype)
+    if t.nbytes >= LARGE and sys.platform == "linux" and (advise := libc("madvise")) is not None:
+        address = t.data_ptr()
+        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (address + t.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return t
 
 
 def _is_set_by_user(names: tuple[str, ...]) -> bool:

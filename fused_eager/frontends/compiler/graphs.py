@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter
 
-from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.padded import Refused
 
 from ...bounded import Bounded
@@ -22,16 +21,14 @@ from ...lowering.failed import NodeFailed
 from ..context.context import fused_eager
 from . import sizes
 from .capture import Capture
+from .forms import Form, Forms, changes, form_of
 from .program import Program
 from .stage import in_own_thread
 from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
-TRIES = 3  # buckets, at most, in which it is tried to prove that sizes may be padded
+TRIES = 3  # times, at most, that it is tried to prove that sizes may be padded, or that rows are apart
 KEPT = 64  # programs: a number that counts on makes one at each call, and compiles nothing
-
-Form = tuple[Hashable, ...]
-_switches = precision.switches
 
 
 class CompiledGraph:
@@ -46,12 +43,17 @@ class CompiledGraph:
         self.graph = graph
         self.config = config
         self.backward = backward
+        self.forms = Forms(graph)
         self.programs: Bounded[Form, Program] = Bounded(KEPT)
         self.compiled = 0  # the forms for which the compiler was needed
         self.before: Form | None = None  # the last form that was new
+        self.latest: Program | None = None  # and its program
         self.sizes: sizes.Env = {}  # and what its sizes were
+        self.buckets: Bounded[Form, list[Program]] = Bounded(FORMS)  # by what the largest is called with
         self.padding = ""  # why sizes are not padded
         self.refused: dict[Bucket, str] = {}  # in which buckets
+        self.templates: sizes.Templates | None = None  # what runs any number of rows
+        self.tried = 0  # how often that was tried
         self.unfit = ""
         self._lock = threading.Lock()
 
@@ -59,20 +61,20 @@ class CompiledGraph:
         """Run it, and leave `args` empty."""
         if self.config.mode == "off" or self.unfit:
             return self._by_ops(args)
-        form = form_of(args)
-        program = self.programs.get(form)
+        key = self.forms.key(args)
+        program = self.programs.get(key)
         if program is None:
-            program = self._new(form, args)
+            program = self._new(key, args)
             if program is None:
                 return self._by_ops(args)
         if program.rooted and any(args[at].storage_offset() for at in program.rooted):
             return self._by_ops(args)
         return program(args)
 
-    def _new(self, form: Form, args: Sequence[Any]) -> Program | None:
+    def _new(self, key: Form, args: Sequence[Any]) -> Program | None:
         """The program for another form; None where there is to be none."""
         with self._lock:
-            found = self.programs.get(form)
+            found, form = self.programs.get(key), form_of(args)
             if found is not None or self.compiled >= FORMS:
                 return found
             try:
@@ -80,7 +82,7 @@ class CompiledGraph:
                 if device:
                     raise Unfit(f"a tensor is on {device}, whose ops are recorded as they come")
                 made = Capture(self.graph, self.config).program(args)
-                bucket = self._fill_bucket(made, args)
+                bucket = self._fill(made, args)
                 if not bucket:
                     self.compiled += made.make_ready()
             except Unfit as why:
@@ -90,28 +92,54 @@ class CompiledGraph:
             full = self.compiled == FORMS
             over = f"its sizes keep changing: further forms than {FORMS} run op by op" if full and not bucket else ""
             self._tell(form, over, bucket)
-            self.programs[form], self.before = made, form
+            self.programs[key], self.latest, self.before = made, made, form
             return made
 
-    def _fill_bucket(self, made: Program, args: Sequence[Any]) -> str:
-        """Give a program, of a graph that came with another size before, the executables that do for all sizes up to a
-        bound. Returns which sizes these are; "" where it has none, and `padding` says why."""
-        before, bucket = self.sizes, None
+    def _fill(self, made: Program, args: Sequence[Any]) -> str:
+        """Give a program, of a graph that came with another size before, executables that do for other sizes as well.
+        Returns which sizes these are; "" where there are none, and `padding` says why."""
+        before = self.sizes
+        if self.config.mode != "fused" or (self.config.measures and not self.config.waits):
+            return ""
         try:
-            self.sizes = now = sizes.symbols(self.graph, args)
-            if not before or self.config.mode != "fused" or (self.config.measures and not self.config.waits):
-                return ""
-            symbol, bucket = sizes.varying(before, now)
+            self.sizes = sizes.symbols(self.graph, args)
+            return (before and (self._fill_rows(made) or self._fill_bucket(made, args, before))) or ""
+        except Refused as why:
+            self.padding = str(why)
+            return ""
+
+    def _fill_rows(self, made: Program) -> str:
+        """The same for any number of large rows."""
+        other = self.latest
+        if self.templates is None and other is not None and self.tried < TRIES and sizes.is_large(made):
+            self.tried += 1
+
+            def make() -> bool:
+                self.templates = sizes.templates(made, other)
+                return emit.begin()[1] > 0
+
+            try:
+                self.compiled += in_own_thread(make)
+            except Refused as why:
+                self.padding = str(why)
+        known = self.templates
+        if known is None or not in_own_thread(lambda: sizes.take(known, made)):
+            return ""
+        self.padding = ""
+        return "any, in blocks of rows"
+
+    def _fill_bucket(self, made: Program, args: Sequence[Any], before: sizes.Env) -> str:
+        """The same for all sizes up to a bound."""
+        bucket, now = None, self.sizes
+        try:
+            symbols, bucket = sizes.varying(before, now)
             if bucket in self.refused or len(self.refused) >= TRIES:
                 return ""
 
-            def recorded(size: int) -> Program:
-                return Capture(self.graph, self.config).program(sizes.at(self.graph, args, {**now, symbol: size}))
-
-            others = [recorded(size) for size in bucket]
+            others = self._recorded(args, [{**now, **dict.fromkeys(symbols, size)} for size in bucket])
 
             def make() -> bool:
-                sizes.make_ready(now[symbol], bucket, made, *others)
+                sizes.make_ready(now[symbols[0]], bucket, made, *others)
                 return emit.begin()[1] > 0
 
             self.compiled += in_own_thread(make)
@@ -123,9 +151,18 @@ class CompiledGraph:
         self.padding = ""
         return f"{bucket.low} to {bucket.high}"
 
+    def _recorded(self, args: Sequence[Any], envs: Sequence[sizes.Env]) -> list[Program]:
+        """The programs of a bucket's sizes, the largest first: recorded when the first of its sizes comes."""
+        largest = sizes.at(self.graph, args, envs[0])
+        key = form_of(largest)
+        found = self.buckets.get(key)
+        if found is None:
+            given = [largest, *(sizes.at(self.graph, args, env) for env in envs[1:])]
+            found = self.buckets[key] = [Capture(self.graph, self.config).program(each) for each in given]
+        return found
+
     def _tell(self, form: Form, why: str, bucket: str = "") -> None:
-        before = self.before or form
-        found = [[what, str(a), str(b)] for what, a, b in zip(_words(form), before, form, strict=False) if a != b][:20]
+        found = changes(self.before or form, form)
         site = str(caller())
         told = {"forms": self.compiled, "changes": found, "unfit": why, "backward": self.backward, "site": site}
         LOG.emit("graph", **told, bucket=bucket, unpadded="" if bucket else self.padding)
@@ -147,21 +184,3 @@ def _other_device(args: Sequence[Any]) -> str:
 
 def _options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.__dataclass_fields__}
-
-
-def form_of(args: Sequence[Any]) -> Form:
-    """All that a program depends on: torch's switches, and each argument's number, or sizes, strides and dtype."""
-    return (_switches(), *map(_form, args))
-
-
-def _form(a: Any) -> Hashable:
-    if isinstance(a, torch.Tensor):
-        try:
-            return a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg()
-        except RuntimeError:  # a sparse one has no strides
-            return a.shape, a.layout, a.dtype
-    return type(a), a
-
-
-def _words(form: Form) -> list[str]:
-    return ["torch's switches for products", *(f"argument {at}" for at in range(len(form) - 1))]

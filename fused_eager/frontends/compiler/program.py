@@ -163,12 +163,12 @@ class Program:
         """One of the results. (`fetched` makes a view of each, which takes longer than a small stage.)"""
         if type(a) is Fetch and a.slot in self.alone:
             held, g = slots[a.slot], a.geometry
-            if g is None or _is_whole(held, g):
+            if g is None or _is_all_of(held, g):
                 return held
         return fetched(a, slots)
 
 
-def _is_whole(t: Tensor, g: Geometry) -> bool:
+def _is_all_of(t: Tensor, g: Geometry) -> bool:
     """Whether a tensor, which begins where its storage does, is this view of it."""
     return t.shape == g.size and t.stride() == g.stride and t.dtype is g.dtype and not (g.offset or g.conj or g.neg)
 

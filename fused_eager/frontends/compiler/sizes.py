@@ -1,7 +1,8 @@
 """Sizes: which size of a graph varies, and what the graph is called with where it has another value.
 
 Dynamo says what varies: the shapes of a graph's inputs are written with symbols. Where one of them alone differs from
-call to call, the graph is recorded at the ends of its bucket (`compiling.buckets`) as well.
+call to call, and counts large rows that do not depend on each other, the graph is run in blocks of rows
+(`compiling.lengths`). Else it is recorded at the ends of its bucket (`compiling.buckets`) as well.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from torch.fx import GraphModule
 
 from fused_eager.fusion_rules.padded import Refused
 
-from ...compiling import buckets
+from ...compiling import buckets, lengths, template
 from ...compiling.buckets import LEAST, Bucket, Streams, bucket_of
+from ...compiling.template import Template
 from ...executing.load import ISLANDS
+from ...lowering.failed import NodeFailed
+from ...planning.plan import Work
 from .program import Program
 from .stage import Stage
 
 Tensor = torch.Tensor
 Env = dict[Any, int]  # symbols and what they are
+Templates = tuple[Template | None, ...]  # of a program's stages; None for one that is the same for any size
 
 
 def _expression(n: Any) -> Any:
@@ -60,6 +65,8 @@ def at(graph: GraphModule, args: Sequence[Any], env: Env) -> list[Any]:
         expression = _expression(n)
         if isinstance(expression, int):
             return expression
+        if expression in env:
+            return env[expression]
         found = expression.subs(env)
         if not found.is_Integer:
             raise Refused("a size is no function of the others")
@@ -89,18 +96,21 @@ def _like(value: Tensor, shape: list[int], strides: list[int]) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=value.dtype)
 
 
-def varying(before: Env, now: Env) -> tuple[Any, Bucket]:
-    """The one size that differs between two calls, and its bucket.
+def varying(before: Env, now: Env) -> tuple[list[Any], Bucket]:
+    """The one size that differs between two calls, as all of its symbols, and its bucket. Dynamo may have a symbol for
+    each tensor: those that were alike, and are, are one size.
 
     Raises:
-        Refused: none does, or several, or it is too small.
+        Refused: none differs, or several, or it is too small.
     """
     found = [s for s, n in now.items() if before.get(s) != n]
-    if len(found) != 1:
-        raise Refused(f"{len(found)} sizes change at a time" if found else "no size changes")
-    if now[found[0]] < LEAST:
+    sizes = {(before.get(s), now[s]) for s in found}
+    if len(sizes) != 1:
+        raise Refused(f"{len(sizes)} sizes change at a time" if found else "no size changes")
+    size = now[found[0]]
+    if size < LEAST:
         raise Refused("a size below two")
-    return found[0], bucket_of(now[found[0]])
+    return found, bucket_of(size)
 
 
 def make_ready(size: int, bucket: Bucket, now: Program, high: Program, low: Program, middle: Program) -> None:
@@ -125,3 +135,52 @@ def make_ready(size: int, bucket: Bucket, now: Program, high: Program, low: Prog
             made.append((stages[0], buckets.ready(Streams(size, bucket, *works), islands)))
     for stage, ready in made:
         stage.kept.keep(ready)
+
+
+# ---- in blocks of rows -------------------------------------------------------------------------------------------
+
+
+def is_large(program: Program) -> bool:
+    """Whether a program could gain by being run in blocks of rows."""
+    return any(map(lengths.is_large, _works(program)))
+
+
+def templates(now: Program, before: Program) -> Templates:
+    """Two programs of a graph, of different sizes, as one for any number of rows.
+
+    Raises:
+        Refused: rows depend on each other, or are not known to be apart, or something in it is not XLA's.
+    """
+    ours, theirs = _works(now), _works(before)
+    if len(ours) != len(theirs):
+        raise Refused("it has not as many stages at each size")
+    found: list[Template | None] = []
+    try:
+        for work, other in zip(ours, theirs, strict=True):
+            found.append(None if work.homes == other.homes else lengths.made(work, other))
+    except (template.Refused, NodeFailed) as why:
+        raise Refused(str(why)) from why
+    made = [t for t in found if t is not None]
+    if not made or any(t.islands or None in t.executables for t in made):
+        raise Refused("something in it is not computed row by row")
+    return tuple(found)
+
+
+def take(known: Templates, now: Program) -> bool:
+    """Give a program the executables of blocks of rows, if it is one of these and long enough to gain."""
+    stages = [step for step in now.steps if isinstance(step, Stage)]
+    if len(stages) != len(known):
+        return False
+    pairs = list(zip(stages, known, strict=True))
+    if not all(t is None or (t.fits(stage.work) and t.is_worth(stage.work)) for stage, t in pairs):
+        return False
+    for stage, t in pairs:
+        if t is None:
+            stage.kept.fill(stage.work)
+        else:
+            stage.kept.keep(lengths.ready(t, stage.work))
+    return True
+
+
+def _works(program: Program) -> list[Work]:
+    return [step.work for step in program.steps if isinstance(step, Stage)]

@@ -76,6 +76,7 @@ class Stage:
     kept: load.Kept = field(default_factory=load.Kept)
     _prepared: Prepared | None = None
     _is_prepared: Ready | None = None  # for which executables that was asked
+    _borrowed: dict[int, tuple[Any, int]] = field(default_factory=dict)  # inputs as arrays, and where they were
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
@@ -123,9 +124,15 @@ class Stage:
                 over(target, g).copy_(over(value, g))
 
     def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
-        donatable, values = self.work.donatable, {}
+        donatable, known, values = self.work.donatable, self._borrowed, {}
         for vid, home, slot, start in self.inputs:
-            values[vid] = HOST.borrow(slots[slot].data_ptr() + start, home, vid in donatable)
+            address = slots[slot].data_ptr() + start
+            found, where = known.get(vid, _NOTHING)
+            if where != address:  # most of a model stays where it is
+                found = HOST.borrow(address, home, vid in donatable)
+                if vid not in donatable and found.unsafe_buffer_pointer() == address:  # else it is a copy
+                    known[vid] = found, address
+            values[vid] = found
         quick.run(values)
         return values
 
@@ -136,6 +143,9 @@ class Stage:
             t = slots[slot]
             stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
         return run.run_ahead(stream, ready, self.work.donatable, self.reason)
+
+
+_NOTHING: tuple[Any, int] = (None, -1)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fused_eager.compiling import buckets
 from fused_eager.compiling.buckets import bucket_of
-from fused_eager.devices.dlpack import to_array, to_tensor
+from fused_eager.devices.dlpack import to_array
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import LOG, Event
 from fused_eager.xla import device
@@ -40,13 +40,13 @@ def seen() -> Iterator[list[Event]]:
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind the valid part of an input is no number, or one that is out of every range."""
 
-    def enlarged(x: Any, home: Any) -> Any:
-        dtype, shape = home
+    def put(room: Any, x: Tensor) -> Any:
+        dtype, shape = room.home
         whole = torch.full(shape, float("nan") if dtype.is_floating_point else 97, dtype=dtype)
-        whole[tuple([slice(n) for n in x.shape])] = to_tensor(x)
+        whole[tuple([slice(n) for n in x.shape])] = x
         return to_array(whole, device())
 
-    monkeypatch.setattr(buckets, "_enlarged", enlarged)
+    monkeypatch.setattr(buckets._Room, "put", put)
 
 
 class Classifier(nn.Module):
@@ -101,6 +101,50 @@ def test_a_bucket_of_sizes_is_compiled_once_and_computes_what_eager_does(name: s
     sides = len({d["backward"] for d in graphs})
     assert sum(d["bucket"] == "" for d in graphs) == sides, {d["unpadded"] for d in graphs}  # the first size
     assert sum(e.kind in ("compile", "cache-load") for e in seen) <= 3 * sides * (2 if name == "length" else 1)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_large_rows_of_any_number_are_run_in_blocks(validate: bool, seen: list[Event]) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.gelu(F.layer_norm(x, [256], w))
+        return x + y, y.amax(1)
+
+    compiled = torch.compile(f, backend=compile_graph, dynamic=True, options={"validate": validate})
+    w = torch.randn(256)
+    for n in (6000, 7001, 5003, 20, 6000, 8192):  # one of them too short to gain
+        x = torch.randn(n, 256)
+        torch.testing.assert_close(compiled(x, w), f(x, w))
+    told = [e.data["bucket"] for e in seen if e.kind == "graph"]
+    assert told == ["", "any, in blocks of rows", "any, in blocks of rows", "17 to 24", "any, in blocks of rows"]
+    assert sum(e.kind in ("compile", "cache-load") for e in seen) <= 3
+
+
+def test_rows_that_depend_on_each_other_are_not_run_in_blocks(seen: list[Event]) -> None:
+    compiled = torch.compile(lambda x: x - x.mean(0), backend=compile_graph, dynamic=True)
+    for n in (6000, 7001, 6500):
+        x = torch.randn(n, 256)
+        torch.testing.assert_close(compiled(x), x - x.mean(0))
+    assert [e.data["bucket"] for e in seen if e.kind == "graph"] == ["", "6145 to 8192", "6145 to 8192"]
+
+
+def test_sizes_that_are_always_alike_are_one(seen: list[Event]) -> None:
+    """A symbol for each tensor is what Dynamo makes of caches that grow."""
+
+    def f(token: Tensor, caches: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([cache, token * at]).tanh() for at, cache in enumerate(caches)]
+
+    with torch.fx.experimental._config.patch(use_duck_shape=False):
+        compiled = torch.compile(f, backend=compile_graph, dynamic=True)
+        caches = [torch.randn(n, 3) for n in (9, 9)]
+        for _ in range(6):
+            token = torch.randn(1, 3)
+            expected = f(token, caches)
+            caches = compiled(token, caches)
+            torch.testing.assert_close(caches, expected)
+        caches = [torch.randn(n, 3) for n in (20, 12)]  # and now they are not
+        torch.testing.assert_close(compiled(token, caches), f(token, caches))
+    told = [(e.data["bucket"], e.data["unpadded"]) for e in seen if e.kind == "graph"]
+    assert told[1:] == [("9 to 12", "")] * 3 + [("13 to 16", "")] * 2 + [("", "2 sizes change at a time")]
 
 
 def test_what_cannot_be_padded_is_compiled_for_each_size_and_says_why(seen: list[Event]) -> None:
