@@ -82,9 +82,10 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Of what is written into a value, only what is valid is: the sizes of the part, by axis."""
+    """Of what is written into a value, or taken from it, only the valid part counts: by axis, its sizes and those of
+    the value, which limit where it begins."""
 
-    parts: tuple[tuple[int, Factor], ...]
+    parts: tuple[tuple[int, Factor, Factor], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,13 @@ def fixed(size: int) -> Axis:
 
 
 def new(shape: tuple[tuple[int, ...], tuple[int, ...]], uniform: bool = False) -> Form:
-    """The form of a value that is valid from its front."""
+    """The form of a value that is valid from its front.
+
+    Raises:
+        Refused: it is not largest at the upper end of the bucket, for which the code is made.
+    """
+    if any(h < low for h, low in zip(*shape, strict=True)):
+        raise Refused("a value gets smaller as the size grows")
     return tuple([(Factor(h, low, uniform),) for h, low in zip(*shape, strict=True)])
 
 

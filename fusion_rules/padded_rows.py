@@ -221,9 +221,9 @@ def _slice(c: Call) -> Answer:
         if (begin, end, low_begin, low_end, stride) == (0, high, 0, low, 1):
             made.append(axis)
         elif not varies(axis):
-            if (begin, end) != (low_begin, low_end):
+            if (begin, end) != (low_begin, low_end) and (begin != low_begin or stride != 1):
                 raise Refused("a part of an axis depends on the size")
-            made.append(fixed(-(-(end - begin) // stride)))
+            made.append((Factor(-(-(end - begin) // stride), -(-(low_end - low_begin) // stride)),))
         elif stride != 1:
             raise Refused("every so many of it")
         elif begin == low_begin:  # valid as far as the axis is, and no further
@@ -293,11 +293,15 @@ def _moving_part(c: Call) -> Answer:
     for a, (axis, part) in enumerate(zip(form, parts, strict=True)):
         if not varies(axis):
             made.append(axis if writes else part)
+            if varies(part):
+                if len(plain(part)) > 1:
+                    raise Refused("rows that are valid in part are written")
+                kept.append((a, Factor(*sizes(part)), Factor(*sizes(axis))))
         elif sizes(part) == sizes(axis):
             made.append(join(axis, part) if writes else axis)
         elif writes and varies(part) and len(plain(part)) == 1 and _is_as_much_shorter(axis, part):
             made.append((Factor(*sizes(axis)),))
-            kept.append((a, Factor(*sizes(part))))
+            kept.append((a, Factor(*sizes(part)), Factor(*sizes(axis))))
         elif varies(part) or sizes(part)[0] > sizes(axis)[1]:
             raise Refused("a part of what is valid in part is taken, or written")
         else:

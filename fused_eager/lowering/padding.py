@@ -134,7 +134,7 @@ class Padded:
             if isinstance(found.instead, Join):
                 return [self._put_together(step, found.instead, taken, size)]
             if isinstance(found.instead, Keep):
-                return [self._written(found.instead, taken, size)]
+                return [self._part(step, found.instead, taken, size)]
             if isinstance(found.instead, Turn):
                 return [self._turned(found.instead, taken[0], size)]
         branches = self.branches.get(id(step))
@@ -188,12 +188,23 @@ class Padded:
             at = at + self._count(part, size)
         return made
 
-    def _written(self, keep: Keep, taken: Sequence[Any], size: Any) -> Any:
-        x, part, *at = taken
-        made = lax.dynamic_update_slice(x, part, at)
-        for a, factor in keep.parts:
-            begin = jnp.clip(at[a].astype(jnp.int64), 0, x.shape[a] - part.shape[a])
-            valid = jnp.arange(x.shape[a]) < begin + self._count(factor, size)
+    def _part(self, step: Step, keep: Keep, taken: Sequence[Any], size: Any) -> Any:
+        writes = step.eqn.primitive.name == "dynamic_update_slice"
+        x, *at = taken
+        part = at.pop(0) if writes else None
+        ends = [0] * x.ndim  # room for what is not valid of a part that ends where the value does
+        for a, factor, whole in keep.parts:
+            most = max(whole.high - factor.high, whole.low - factor.low)
+            ends[a] = most + factor.high - whole.high
+            at[a] = jnp.clip(at[a].astype(jnp.int64), 0, self._count(whole, size) - self._count(factor, size))
+        places = [jnp.asarray(begin, jnp.int64) for begin in at]
+        padded = jnp.pad(x, [(0, end) for end in ends])
+        if part is None:
+            return lax.dynamic_slice(padded, places, step.eqn.params["slice_sizes"])
+        made = lax.dynamic_update_slice(padded, part, places)
+        made = lax.slice(made, [0] * x.ndim, x.shape)
+        for a, factor, _ in keep.parts:
+            valid = jnp.arange(x.shape[a]) < at[a] + self._count(factor, size)
             made = jnp.where(lax.broadcast_in_dim(valid, x.shape, (a,)), made, x)
         return made
 
@@ -261,7 +272,7 @@ def _line_of(bucket: Bucket, what: Start | Join | Keep | Turn) -> Any:
     if isinstance(what, Join):
         return what.axis, [bucket.linear(f.high, f.low) for f in what.parts]
     if isinstance(what, Keep):
-        return [(a, bucket.linear(f.high, f.low)) for a, f in what.parts]
+        return [(a, bucket.linear(f.high, f.low), bucket.linear(w.high, w.low)) for a, f, w in what.parts]
     return [(a, f and bucket.linear(f.high, f.low)) for a, f in what.axes]
 
 
@@ -324,6 +335,7 @@ def _follow(made: Padded, step: Step, other: Step, upper: Program, lower: Progra
     found = _conditional(made, step, call) if name == "cond" else answer(call)
     made.answers[id(step)] = found
     for (v, w), form, shape in zip(pairs, found.forms, shapes, strict=True):
+        new(shape)
         if len(form) != len(shape[0]) or [sizes(axis) for axis in form] != list(zip(*shape, strict=True)):
             raise Refused(f"{name} makes something of another shape")
         made.forms[v], twin[v] = form, w

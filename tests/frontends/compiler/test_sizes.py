@@ -58,6 +58,15 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.head(self.block(self.words(x)))[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
+def written(x: Tensor) -> tuple[Tensor, ...]:
+    """Parts of memory whose size does not change are written and read: from its front, and to its end."""
+    n, a = x.shape[0], torch.arange(210.0).view(30, 7)
+    b = a.sin()
+    a[:n] += x
+    b[30 - n :] = x * 2
+    return a, b, a[30 - n :].cos(), b[3 : 3 + n] * x
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 3))
 
@@ -68,6 +77,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[int], Tensor]]] = {
     "length": (Classifier, lambda n: torch.randint(11, (2, n))),
     "in place": (lambda: (lambda x: (x.mul_(2).sum(), x[1:], x.t())), lambda n: torch.randn(n, 7)),
     "cache": (lambda: (lambda x: torch.cat([x, x[:2] * 2])), lambda n: torch.randn(n, 7)),
+    "part": (lambda: written, lambda n: torch.randn(n, 7)),
 }
 SIZES = [9, 14, 24, 17, 15, 13, 19, 16, 23]  # in two buckets, and the first by itself
 
@@ -155,6 +165,14 @@ def test_what_cannot_be_padded_is_compiled_for_each_size_and_says_why(seen: list
         assert torch.equal(compiled(x), f(x))
     told = [(e.data["bucket"], e.data["unpadded"]) for e in seen if e.kind == "graph"]
     assert told == [("", ""), *[("", "a sort along it")] * 4]
+
+
+def test_what_gets_smaller_as_the_size_grows_is_not_padded(seen: list[Event]) -> None:
+    f: Callable[[Tensor], Tensor] = lambda x: torch.arange(40 - x.shape[0]).sum() + x.sum()  # noqa: E731
+    compiled = torch.compile(f, backend=compile_graph, dynamic=True)
+    for n in (9, 14, 13):
+        assert compiled(torch.ones(n)) == f(torch.ones(n))
+    assert {e.data["unpadded"] for e in seen if e.kind == "graph"} == {"", "a value gets smaller as the size grows"}
 
 
 def test_an_index_is_checked_against_the_size_and_not_against_the_bucket() -> None:
