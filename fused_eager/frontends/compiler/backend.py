@@ -74,16 +74,14 @@ def compile_graph(
     keeper(config)
     HOST.housekeeping.begin()
 
-    def compiled(backward: bool) -> Callable[..., Any]:
-        def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-            return CompiledGraph(graph, config, backward)
-
-        return compile
+    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        known = torch._guards.TracingContext.get().fw_metadata
+        return CompiledGraph(graph, config, backward=False, shown=known.num_forward if known is not None else None)
 
     make = aot_autograd(
-        fw_compiler=compiled(False),
-        bw_compiler=compiled(True),
-        inference_compiler=compiled(False),
+        fw_compiler=forward,
+        bw_compiler=lambda graph, inputs: CompiledGraph(graph, config, backward=True),
+        inference_compiler=lambda graph, inputs: CompiledGraph(graph, config, backward=False),
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="fused_eager"),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,

@@ -36,8 +36,9 @@ from ...recording.ahead import Refused, forget, record_ahead
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ...tracing.stream import NativeInput, Stream
 from . import control, flex
-from .program import Call, Fetch, Made, Program, free_slots, mapped
+from .program import Call, Made, Program, free_slots
 from .stage import Stage
+from .templates import Fetch, mapped
 from .values import Opaque, Unfit, is_ordinary, leaves, promised
 
 Tensor = torch.Tensor

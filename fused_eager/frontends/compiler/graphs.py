@@ -38,12 +38,13 @@ class CompiledGraph:
     sizes keep changing, for there is decided what is worth compiling, and what runs block by block.
     """
 
-    def __init__(self, graph: GraphModule, config: Config, backward: bool):
+    def __init__(self, graph: GraphModule, config: Config, backward: bool, shown: int | None = None):
         self._boxed_call = True  # it is handed a list, and empties it; torch copies the mark from here to a wrapper
         self.graph = graph
         self.config = config
         self.backward = backward
         self.forms = Forms(graph)
+        self.shown = shown  # how many of its results are not for the backward pass alone; None where all are
         self.programs: Bounded[Form, Program] = Bounded(KEPT)
         self.compiled = 0  # the forms for which the compiler was needed
         self.before: Form | None = None  # the last form that was new
@@ -82,6 +83,7 @@ class CompiledGraph:
                 if device:
                     raise Unfit(f"a tensor is on {device}, whose ops are recorded as they come")
                 made = Capture(self.graph, self.config).program(args)
+                made.returns(self.shown, self.backward)
                 bucket = self._fill(made, args)
                 if not bucket:
                     self.compiled += made.make_ready()

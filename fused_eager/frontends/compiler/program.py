@@ -7,14 +7,11 @@ aliases and updates in place come out as they do in eager, whatever made the mem
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-
-from fused_eager.fusion_rules.geometry import Geometry
 
 from ...compiling import emit
 from ...devices.host.device import HOST
@@ -22,42 +19,11 @@ from ...executing import run
 from ...log.reasons import Reason
 from ...quiet import unobserved
 from ...recording import native
-from .stage import Slots, Stage, in_own_thread, over
+from .results import Results
+from .stage import Slots, Stage, in_own_thread
+from .templates import fetched, read
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """In a template: what slot `slot` holds; with `geometry`, that view of its memory."""
-
-    slot: int
-    geometry: Geometry | None = None
-
-
-def mapped(leaf: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of lists, tuples, dicts and slices with `leaf` of each leaf."""
-    if isinstance(tree, (list, tuple)):
-        made = [mapped(leaf, x) for x in tree]
-        # torch.fx has lists of a type of its own, which no key knows.
-        return made if isinstance(tree, list) else type(tree)(*made) if hasattr(tree, "_fields") else tuple(made)
-    if isinstance(tree, dict):
-        return {name: mapped(leaf, x) for name, x in tree.items()}
-    if isinstance(tree, slice):
-        return slice(mapped(leaf, tree.start), mapped(leaf, tree.stop), mapped(leaf, tree.step))
-    return leaf(tree)
-
-
-def fetched(template: Any, slots: Slots) -> Any:
-    """A template with the values of the slots."""
-
-    def leaf(a: Any) -> Any:
-        if type(a) is not Fetch:
-            return a
-        held = slots[a.slot]
-        return held if a.geometry is None else over(held, a.geometry)
-
-    return mapped(leaf, template)
 
 
 class Made(NamedTuple):
@@ -122,11 +88,18 @@ class Program:
     slots: int
     result: Any
     rooted: tuple[int, ...] = ()
-    alone: frozenset[int] = field(init=False)  # slots of new memory that one result sees, and nobody else
+    results: Results = field(init=False)
 
     def __post_init__(self) -> None:
-        made = {slot for step in self.steps if isinstance(step, Stage) for _, slot in step.outputs}
-        self.alone = frozenset(slot for slot, n in Counter(_read(self.result)).items() if n == 1 and slot in made)
+        self.returns()
+
+    def returns(self, shown: int | None = None, gradients: bool = False) -> None:
+        """Say what the results are: the first `shown` are for the program, the others for the backward pass; or all
+        are gradients."""
+        new = {slot for step in self.steps if isinstance(step, Stage) for _, slot in step.outputs}
+        given = {slot for slot in self.arguments if slot is not None}
+        templates = self.result if isinstance(self.result, (list, tuple)) else [self.result]
+        self.results = Results(templates, new, given, shown, gradients)
 
     def make_ready(self) -> bool:
         """Load or compile all that it needs. Returns whether the compiler was needed."""
@@ -152,50 +125,27 @@ class Program:
         del value
         if HOST.table or run.DEFERRED.launches:  # in a context: what it reads is finished first
             native.materialize(slots, Reason("sync.memory", "a compiled graph"))
-        with unobserved(), torch._C._AutoDispatchBelowADInplaceOrView():
-            for step, dying in zip(self.steps, self.drops, strict=True):
-                step.run(slots)
-                for slot in dying:
-                    slots[slot] = None
-            return type(self.result)([self._result(a, slots) for a in self.result])
-
-    def _result(self, a: Any, slots: Slots) -> Any:
-        """One of the results. (`fetched` makes a view of each, which takes longer than a small stage.)"""
-        if type(a) is Fetch and a.slot in self.alone:
-            held, g = slots[a.slot], a.geometry
-            if g is None or _is_all_of(held, g):
-                return held
-        return fetched(a, slots)
-
-
-def _is_all_of(t: Tensor, g: Geometry) -> bool:
-    """Whether a tensor, which begins where its storage does, is this view of it."""
-    return t.shape == g.size and t.stride() == g.stride and t.dtype is g.dtype and not (g.offset or g.conj or g.neg)
+        with unobserved():
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                for step, dying in zip(self.steps, self.drops, strict=True):
+                    step.run(slots)
+                    for slot in dying:
+                        slots[slot] = None
+                made = self.results.own(slots)
+            return self.results.finish(made, slots)
 
 
 def free_slots(steps: Sequence[Call | Stage], result: Any, slots: int) -> list[tuple[int, ...]]:
     """After which step which slots are not needed any more."""
-    last = dict.fromkeys(_read(result), len(steps))
+    last = dict.fromkeys(read(result), len(steps))
     drops: list[tuple[int, ...]] = []
     for at in range(len(steps) - 1, -1, -1):
         step = steps[at]
         if isinstance(step, Call):
-            touched = [*_read(step.args), *_read(step.kwargs), *(made.slot for made in step.made)]
+            touched = [*read(step.args), *read(step.kwargs), *(made.slot for made in step.made)]
         else:
             touched = [s for _, _, s, _ in step.inputs] + [s for _, s in step.outputs] + [s for _, s, _ in step.written]
         drops.append(tuple(dict.fromkeys(s for s in touched if s not in last)))
         for slot in touched:
             last.setdefault(slot, at)
     return drops[::-1]
-
-
-def _read(template: Any) -> list[int]:
-    found: list[int] = []
-
-    def leaf(a: Any) -> Any:
-        if type(a) is Fetch:
-            found.append(a.slot)
-        return a
-
-    mapped(leaf, template)
-    return found

@@ -28,8 +28,9 @@ from ...lowering.failed import NodeFailed
 from ...lowering.lower import Function
 from ...planning.plan import Region
 from ...xla import enable_x64
-from .program import Call, Fetch, Program, mapped
+from .program import Call, Program
 from .stage import Stage
+from .templates import Fetch, mapped
 
 
 class Iteration:

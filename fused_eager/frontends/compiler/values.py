@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 
-from .program import mapped
+from .templates import mapped
 
 Tensor = torch.Tensor
 
