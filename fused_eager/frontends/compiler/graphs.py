@@ -29,6 +29,8 @@ from .values import Unfit
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
 TRIES = 3  # times, at most, that it is tried to prove that sizes may be padded, or that rows are apart
 KEPT = 64  # programs: a number that counts on makes one at each call, and compiles nothing
+_mode = torch._C._get_dispatch_mode
+_TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 
 
 class CompiledGraph:
@@ -60,7 +62,7 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it, and leave `args` empty."""
-        if self.config.mode == "off" or self.unfit:
+        if self.config.mode == "off" or self.unfit or _is_traced():
             return self._by_ops(args)
         key = self.forms.key(args)
         program = self.programs.get(key)
@@ -173,10 +175,15 @@ class CompiledGraph:
         given = list(args)
         args.clear()
         interpreter = Interpreter(self.graph)
-        if self.config.mode == "off" or _other_device(given):
+        if self.config.mode == "off" or _other_device(given) or _is_traced():
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)
+
+
+def _is_traced() -> bool:
+    """Whether tensors have no values now, or ops are written down: then a graph is its ops."""
+    return bool(torch._C._len_torch_dispatch_stack()) and any(_mode(key) is not None for key in _TRACING)
 
 
 def _other_device(args: Sequence[Any]) -> str:
