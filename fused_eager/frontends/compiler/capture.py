@@ -197,6 +197,8 @@ class Capture:
         values = [a for a in found if isinstance(a, (Tensor, Opaque))]
         if target is operator.getitem:
             return args[0][args[1]]
+        if target is torch.ops.prims.convert_element_type.default:  # of a number that Dynamo has made a tensor
+            target, args, kwargs = aten._to_copy.default, args[:1], {"dtype": args[1]}
         if not isinstance(target, OpOverload):
             if not values:
                 return target(*args, **kwargs)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from fused_eager.frontends.compiler.backend import compile_graph
+from fused_eager.log.events import LOG, Event
 
 Tensor = torch.Tensor
+
+
+@pytest.fixture
+def seen() -> Iterator[list[Event]]:
+    events: list[Event] = []
+    LOG.sinks.append(events.append)
+    yield events
+    LOG.sinks.remove(events.append)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +87,20 @@ def test_results_share_memory_as_in_eager() -> None:
             found.append(([[a is b for a in out] for b in out],
                           [[a.data_ptr() == b.data_ptr() for a in out] for b in out]))  # fmt: skip
         assert found[0] == found[1]
+
+
+def test_a_call_on_tensors_without_values_has_none_either() -> None:
+    compiled = torch.compile(lambda x: (x.sin() + 1) @ x, backend=compile_graph)
+    compiled(torch.ones(3, 3))
+    with FakeTensorMode():
+        out = compiled(torch.empty(3, 3))
+    assert isinstance(out, FakeTensor) and out.shape == (3, 3)
+    assert type(compiled(torch.ones(3, 3))) is Tensor
+
+
+def test_a_number_that_counts_on_cuts_nothing(seen: list[Event]) -> None:
+    compiled = torch.compile(lambda x, k: (x * k).exp() + x.float() * k, backend=compile_graph)
+    x = torch.ones(3, dtype=torch.bfloat16)
+    for k in (0.5, 0.7, 0.9):
+        torch.testing.assert_close(compiled(x, k), (x * k).exp() + x.float() * k, rtol=1e-2, atol=1e-2)
+    assert not [e for e in seen if e.kind == "island"]
