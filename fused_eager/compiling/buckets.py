@@ -28,7 +28,7 @@ from ..devices.host.device import HOST
 from ..devices.storage import pointer_of, storage_of
 from ..lowering.failed import NodeFailed
 from ..planning import plan
-from ..planning.plan import Region, Work
+from ..planning.plan import Plan, Region, Work
 from ..xla import device
 from . import emit
 from .caching import settings
@@ -69,13 +69,22 @@ class Streams:
     middle: Work
 
 
-def ready(streams: Streams, islands: dict[int, str]) -> Ready:
-    """A stream with the executables of its bucket.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What runs the streams of a bucket: the plan of the largest, and its executables, which know a stream's size."""
+
+    plan: Plan
+    executables: tuple[Executable | None, ...]
+    checked: bool
+
+
+def planned(streams: Streams, islands: dict[int, str]) -> Planned:
+    """What runs the streams of a bucket, which one of them says.
 
     Raises:
         Refused: it is not the same stream at every size, or what is padded would be seen.
     """
-    high, now = streams.high, streams.now
+    high = streams.high
     if high.homes == streams.low.homes:
         raise Refused("no value changes its size")
     _check(streams)
@@ -87,7 +96,19 @@ def ready(streams: Streams, islands: dict[int, str]) -> Ready:
             executables = tuple([_executable(streams, region) for region in made.regions])
     except NodeFailed as failed:
         raise Refused(f"{high.nodes[failed.index].op} has no lowering: {failed.reason}") from failed
-    return Ready(made, executables, checked, emit.planned(made, now.nodes, now.homes, executables))
+    return Planned(made, executables, checked)
+
+
+def ready(streams: Streams, found: Planned) -> Ready:
+    """A stream with the executables of its bucket.
+
+    Raises:
+        Refused: it is not the same stream as at other sizes.
+    """
+    _check(streams)
+    now, pairs = streams.now, zip(found.plan.regions, found.executables, strict=True)
+    executables = tuple([made and _of_size(streams, region, made) for region, made in pairs])
+    return Ready(found.plan, executables, found.checked, emit.planned(found.plan, now.nodes, now.homes, executables))
 
 
 def _executable(streams: Streams, region: Region) -> Executable | None:
@@ -97,12 +118,15 @@ def _executable(streams: Streams, region: Region) -> Executable | None:
     smaller = [(size, Computation(w.nodes, region, w.homes))
                for size, w in ((bucket.low, streams.low), (bucket.middle, streams.middle))]  # fmt: skip
     shared = Computation(high.nodes, region, high.homes, bucket.high, tuple(smaller))
-    made = load_or_compile(shared, settings(high.config))
-    checks = tuple([replace(c, message=_of_size(c.message, streams, region, c.node)) for c in made.checks])
+    return load_or_compile(shared, settings(high.config))
+
+
+def _of_size(streams: Streams, region: Region, made: Executable) -> Executable:
+    checks = tuple([replace(c, message=_message_of_size(c.message, streams, region, c.node)) for c in made.checks])
     return replace(made, call=_Call(streams, region, made), checks=checks, key="")
 
 
-def _of_size(message: str, streams: Streams, region: Region, at: int) -> str:
+def _message_of_size(message: str, streams: Streams, region: Region, at: int) -> str:
     """What a check of a bucket says, for a size: it names an axis of what the node reads."""
     now, high = (w.nodes[region.nodes[at]] for w in (streams.now, streams.high))
     pairs = [(use.geometry.size, own.geometry.size) for use, own in zip(high.uses, now.uses, strict=True)]
@@ -209,8 +233,10 @@ def _check(s: Streams) -> None:
     for nodes in zip(*(w.nodes for w in works), strict=all(len(w.nodes) == len(s.now.nodes) for w in works)):
         if len({n.op for n in nodes}) > 1 or len({n.twin for n in nodes}) > 1:
             raise Refused("its ops are not the same ones at each size")
-        lines.see([[list(map(type, n.scalars)), n.targets, n.args, n.kwargs] for n in nodes])
-        lines.see([[tuple(u) for u in n.uses] for n in nodes])
+        if len({n.signature[0] for n in nodes}) > 1:  # type: ignore[index]
+            lines.see([[list(map(type, n.scalars)), n.targets, n.args, n.kwargs] for n in nodes])
+        if any(n.uses != nodes[0].uses for n in nodes):
+            lines.see([[tuple(u) for u in n.uses] for n in nodes])
         lines.see([[(*r[:1], r.home, r.geometry, r.base, r.spec.shape, r.spec.strides, r.spec.dtype) for r in n.results]
                    for n in nodes])  # fmt: skip
 
@@ -245,6 +271,8 @@ class _Lines:
 
     def _line(self, found: Sequence[int]) -> None:
         (size, *ends), (now, *values) = self.sizes, found
+        if now == values[0] == values[1] == values[2]:
+            return
         there = Fraction(0)
         for k, value in enumerate(values):
             others = [x for i, x in enumerate(ends) if i != k]

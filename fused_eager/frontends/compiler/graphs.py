@@ -28,7 +28,8 @@ from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
 TRIES = 3  # times, at most, that it is tried to prove that sizes may be padded, or that rows are apart
-KEPT = 64  # programs: a number that counts on makes one at each call, and compiles nothing
+# Programs: a number that counts on makes one at each call, and compiles nothing. An op of one takes about a kilobyte.
+KEPT, AT_LEAST, OPS = 1024, 64, 100_000  # at most and at least, and ops of all of them between these bounds
 _mode = torch._C._get_dispatch_mode
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 
@@ -47,12 +48,13 @@ class CompiledGraph:
         self.backward = backward
         self.forms = Forms(graph)
         self.shown = shown  # how many of its results are not for the backward pass alone; None where all are
-        self.programs: Bounded[Form, Program] = Bounded(KEPT)
+        kept = OPS // max(len(graph.graph.nodes), 1)
+        self.programs: Bounded[Form, Program] = Bounded(max(AT_LEAST, min(KEPT, kept)))
         self.compiled = 0  # the forms for which the compiler was needed
         self.before: Form | None = None  # the last form that was new
         self.latest: Program | None = None  # and its program
         self.sizes: sizes.Env = {}  # and what its sizes were
-        self.buckets: Bounded[Form, list[Program]] = Bounded(FORMS)  # by what the largest is called with
+        self.buckets: Bounded[Form, sizes.Recorded] = Bounded(FORMS)  # by what the largest is called with
         self.padding = ""  # why sizes are not padded
         self.refused: dict[Bucket, str] = {}  # in which buckets
         self.templates: sizes.Templates | None = None  # what runs any number of rows
@@ -140,10 +142,10 @@ class CompiledGraph:
             if bucket in self.refused or len(self.refused) >= TRIES:
                 return ""
 
-            others = self._recorded(args, [{**now, **dict.fromkeys(symbols, size)} for size in bucket])
+            recorded = self._recorded(args, bucket, [{**now, **dict.fromkeys(symbols, size)} for size in bucket])
 
             def make() -> bool:
-                sizes.make_ready(now[symbols[0]], bucket, made, *others)
+                sizes.make_ready(now[symbols[0]], made, recorded)
                 return emit.begin()[1] > 0
 
             self.compiled += in_own_thread(make)
@@ -155,14 +157,15 @@ class CompiledGraph:
         self.padding = ""
         return f"{bucket.low} to {bucket.high}"
 
-    def _recorded(self, args: Sequence[Any], envs: Sequence[sizes.Env]) -> list[Program]:
-        """The programs of a bucket's sizes, the largest first: recorded when the first of its sizes comes."""
+    def _recorded(self, args: Sequence[Any], bucket: Bucket, envs: Sequence[sizes.Env]) -> sizes.Recorded:
+        """The programs of a bucket's sizes, recorded when the first of these comes."""
         largest = sizes.at(self.graph, args, envs[0])
         key = form_of(largest)
         found = self.buckets.get(key)
         if found is None:
             given = [largest, *(sizes.at(self.graph, args, env) for env in envs[1:])]
-            found = self.buckets[key] = [Capture(self.graph, self.config).program(each) for each in given]
+            high, low, middle = (Capture(self.graph, self.config).program(each) for each in given)
+            found = self.buckets[key] = sizes.Recorded(bucket, (high, low, middle))
         return found
 
     def _tell(self, form: Form, why: str, bucket: str = "") -> None:

@@ -8,6 +8,7 @@ call to call, and counts large rows that do not depend on each other, the graph 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.fx import GraphModule
 from fused_eager.fusion_rules.padded import Refused
 
 from ...compiling import buckets, lengths, template
-from ...compiling.buckets import LEAST, Bucket, Streams, bucket_of
+from ...compiling.buckets import LEAST, Bucket, Planned, Streams, bucket_of
 from ...compiling.template import Template
 from ...executing.load import ISLANDS
 from ...lowering.failed import NodeFailed
@@ -113,26 +114,39 @@ def varying(before: Env, now: Env) -> tuple[list[Any], Bucket]:
     return found, bucket_of(size)
 
 
-def make_ready(size: int, bucket: Bucket, now: Program, high: Program, low: Program, middle: Program) -> None:
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The programs of a bucket's sizes, and what is known to run their stages."""
+
+    bucket: Bucket
+    programs: tuple[Program, Program, Program]
+    planned: dict[int, Planned] = field(default_factory=dict)  # by step
+
+
+def make_ready(size: int, now: Program, recorded: Recorded) -> None:
     """Give a program the executables of its bucket.
 
     Raises:
         Refused: it is another program at another size, or what is padded would be seen.
     """
-    programs = (now, high, low, middle)
+    programs = (now, *recorded.programs)
     if len({len(p.steps) for p in programs}) > 1:
         raise Refused("it has not as many steps at each size")
     made = []
-    for steps in zip(*(p.steps for p in programs), strict=True):
+    for at, steps in enumerate(zip(*(p.steps for p in programs), strict=True)):
         if len({type(step) for step in steps}) > 1:
             raise Refused("its steps are others at another size")
         stages = [step for step in steps if isinstance(step, Stage)]
         if stages:
             if len({(tuple(v for v, *_ in s.inputs), s.outputs, tuple(w[:2] for w in s.written)) for s in stages}) > 1:
                 raise Refused("its values go elsewhere at another size")
-            works = [s.work for s in stages]
-            islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(works[1].nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
-            made.append((stages[0], buckets.ready(Streams(size, bucket, *works), islands)))
+            streams = Streams(size, recorded.bucket, *(s.work for s in stages))
+            found = recorded.planned.get(at)
+            if found is None:
+                nodes = streams.high.nodes
+                islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
+                found = recorded.planned[at] = buckets.planned(streams, islands)
+            made.append((stages[0], buckets.ready(streams, found)))
     for stage, ready in made:
         stage.kept.keep(ready)
 
