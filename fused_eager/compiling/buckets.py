@@ -23,7 +23,7 @@ from fused_eager.fusion_rules.padded import Refused
 from fused_eager.fusion_rules.precision import as_of
 
 from ..devices.dlpack import to_array, to_tensor
-from ..devices.home import Home
+from ..devices.home import Home, nbytes_of
 from ..devices.host.device import HOST
 from ..devices.storage import pointer_of, storage_of
 from ..lowering.failed import NodeFailed
@@ -36,7 +36,7 @@ from .compile import Computation, load_or_compile
 from .executable import Executable
 from .ready import Ready
 
-KEPT = 2**16  # bytes of a padded argument whose memory is kept from call to call, at most
+KEPT = 4 << 20  # bytes of an executable's padded arguments whose memory is kept from call to call, at most
 LEAST = 2  # torch.compile makes graphs of their own for the sizes 0 and 1
 
 
@@ -146,8 +146,7 @@ class _Call:
         self.memory: list[np.ndarray] = []
         self.inputs: list[_Front | None] = []
         for at, v in enumerate(region.inputs):
-            shared = _ROOM.setdefault(made, {}).setdefault(at, _Room(high[v]))
-            self.inputs.append(_Front(shared, now[v]) if now[v] != high[v] else None)
+            self.inputs.append(_Front(_room(made, at, high[v]), now[v]) if now[v] != high[v] else None)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
         *values, floats, ints = arrays
@@ -166,10 +165,10 @@ class _Call:
 class _Room:
     """Memory for the largest value of a bucket, as a tensor and as an array: kept from call to call if it is little."""
 
-    __slots__ = ("array", "home", "tensor")
+    __slots__ = ("array", "home", "is_kept", "tensor")
 
-    def __init__(self, home: Home):
-        self.home = home
+    def __init__(self, home: Home, is_kept: bool):
+        self.home, self.is_kept = home, is_kept
         self.tensor: torch.Tensor | None = None
         self.array: Any = None
 
@@ -178,10 +177,21 @@ class _Room:
         largest = torch.empty(self.home[1], dtype=self.home[0])
         largest.as_strided(x.shape, largest.stride()).copy_(x)
         array = to_array(largest, device())
-        in_place = array.unsafe_buffer_pointer() == pointer_of(storage_of(largest))
-        if in_place and largest.nbytes <= KEPT:
+        if self.is_kept and array.unsafe_buffer_pointer() == pointer_of(storage_of(largest)):  # else it is a copy
             self.tensor, self.array = largest, array
         return array
+
+
+def _room(of: Executable, at: int, home: Home) -> _Room:
+    """That of an argument of a bucket's executable, for all sizes: the runtime's lock is held during a call."""
+    rooms = _ROOMS.setdefault(of, {})
+    if at not in rooms:
+        kept = sum(nbytes_of(room.home) for room in rooms.values() if room.is_kept)
+        rooms[at] = _Room(home, kept + nbytes_of(home) <= KEPT)
+    return rooms[at]
+
+
+_ROOMS: WeakKeyDictionary[Executable, dict[int, _Room]] = WeakKeyDictionary()
 
 
 class _Front:
@@ -202,10 +212,6 @@ class _Front:
             view = self.view = room.tensor.as_strided(self.shape, room.tensor.stride())
         view.copy_(to_tensor(x))
         return room.array
-
-
-# By executable of a bucket and argument: all sizes share it, for the runtime's lock is held during a call.
-_ROOM: WeakKeyDictionary[Executable, dict[int, _Room]] = WeakKeyDictionary()
 
 
 def _cut(x: jax.Array, home: Home) -> torch.Tensor:

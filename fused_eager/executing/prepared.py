@@ -8,6 +8,7 @@ a look at their checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -61,7 +62,8 @@ class Prepared:
                 self._check(tokens)
         except BaseException:
             for token in tokens:
-                token.block_until_ready()  # the caller may free what is being read
+                with suppress(RuntimeError):  # what it failed with is the error, or another one came before
+                    token.block_until_ready()  # the caller may free what is being read
             raise
 
     def _check(self, tokens: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -103,7 +104,8 @@ class Stage:
         try:
             self._hand_out(slots, values)
         except BaseException:
-            jax.block_until_ready(list(values.values()))  # what they are computed from may be freed next
+            with suppress(RuntimeError):
+                jax.block_until_ready(list(values.values()))  # what they are computed from may be freed next
             raise
         if quick is None:
             with LOCK:
