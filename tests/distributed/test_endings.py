@@ -30,7 +30,8 @@ def test_a_rank_that_ends_without_looking_at_its_last_result(start: str, tmp_pat
     assert codes == "[0, 0]" and "lost" not in said
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_rank_whose_last_collective_fails_does_not_end_with_0(start: str, tmp_path: Path) -> None:
     _, codes, said = found("lost", start, tmp_path)
     assert codes == "[120, 7]", said

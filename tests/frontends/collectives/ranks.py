@@ -184,8 +184,9 @@ def truth(kind: str, dtype: torch.dtype, n: int = 4) -> torch.Tensor:
         "BXOR": lambda c: functools.reduce(lambda a, b: a ^ b, c),
     }  # fmt: skip
     found = [of[kind](column) for column in columns]
-    if dtype is torch.uint64:
-        found = [x % (1 << 64) for x in found]
+    if dtype in (*SIGNED, *UNSIGNED):  # a product of many wraps around
+        least = torch.iinfo(dtype).min
+        found = [(x - least) % (1 << 8 * dtype.itemsize) + least for x in found]
     return torch.tensor(found, dtype=dtype)
 
 
