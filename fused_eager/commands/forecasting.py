@@ -22,9 +22,11 @@ from ..config import OptionError, resolve
 from ..reporting.cures import Cure, cures
 from ..reporting.forecast import LIMITS, Forecast, come_late, of_mode, ops_alone, shared_out
 from ..reporting.forecast_views import as_html, as_text
+from ..targets.links import LINKS
 from ..targets.target import Target, TargetError
 from ..targets.topology import NoCompiler
 from ..xla import use_the_cpu_alone
+from .scaling import numbers, run
 from .warming import CannotRun, add_program, meet, target_of, warmed
 
 
@@ -55,10 +57,28 @@ def main(argv: list[str], prog: str) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, allow_abbrev=False)
     parser.add_argument("--html", metavar="FILE", help="write a page too")
-    add_program(parser)
+    parser.add_argument(
+        "--ranks", type=numbers, help="a step on so many ranks instead, with commas, as in 8,64,512 (needs no target)"
+    )
+    parser.add_argument(
+        "--link",
+        default="gloo",
+        help=f"with --ranks: {', '.join(LINKS)}, or us and GB/s as in 10,12.5 (default: gloo, measured here)",
+    )
+    parser.add_argument(
+        "--compute", type=float, default=1.0, help="with --ranks: how many times as long as here computing takes"
+    )
+    add_program(parser, needs_target=False)
     given = parser.parse_args(argv)
     if given.script is None:
         parser.error("which program? give SCRIPT")
+    if given.ranks:
+        for name in ("target", "html", "valueless"):
+            if getattr(given, name):
+                parser.error(f"--{name} is not for --ranks: what a rank computes is measured (--compute changes it)")
+        return run(given, prog)
+    if given.target is None:
+        parser.error("for which chips? give --target, or --ranks")
     use_the_cpu_alone()
     try:
         target = target_of(given.target)

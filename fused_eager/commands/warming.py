@@ -65,9 +65,9 @@ class Warmed:
         return "\n".join(lines)
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
+def add_program(parser: argparse.ArgumentParser, needs_target: bool = True) -> None:
     """The arguments of a command that runs somebody's program for a target."""
-    parser.add_argument("--target", required=True, help="the chips, as v5e:2x2, v5p:4x4x4 or v6e:8")
+    parser.add_argument("--target", required=needs_target, help="the chips, as v5e:2x2, v5p:4x4x4 or v6e:8")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run; 0: to the end (default: 3)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: cores)")
     parser.add_argument(
