@@ -146,7 +146,8 @@ class _Call:
         self.memory: list[np.ndarray] = []
         self.inputs: list[_Front | None] = []
         for at, v in enumerate(region.inputs):
-            self.inputs.append(_Front(_room(made, at, high[v]), now[v]) if now[v] != high[v] else None)
+            varies, may_stay = now[v] != high[v], at not in region.donated
+            self.inputs.append(_Front(_room(made, at, high[v], may_stay), now[v]) if varies else None)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
         *values, floats, ints = arrays
@@ -182,12 +183,13 @@ class _Room:
         return array
 
 
-def _room(of: Executable, at: int, home: Home) -> _Room:
-    """That of an argument of a bucket's executable, for all sizes: the runtime's lock is held during a call."""
+def _room(of: Executable, at: int, home: Home, may_stay: bool) -> _Room:
+    """That of an argument of a bucket's executable, for all sizes: the runtime's lock is held during a call. What is
+    donated cannot stay."""
     rooms = _ROOMS.setdefault(of, {})
     if at not in rooms:
         kept = sum(nbytes_of(room.home) for room in rooms.values() if room.is_kept)
-        rooms[at] = _Room(home, kept + nbytes_of(home) <= KEPT)
+        rooms[at] = _Room(home, may_stay and kept + nbytes_of(home) <= KEPT)
     return rooms[at]
 
 

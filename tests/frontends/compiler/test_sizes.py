@@ -157,6 +157,19 @@ def test_sizes_that_are_always_alike_are_one(seen: list[Event]) -> None:
     assert told[1:] == [("9 to 12", "")] * 3 + [("13 to 16", "")] * 2 + [("", "2 sizes change at a time")]
 
 
+def test_a_bucket_of_several_regions(seen: list[Event]) -> None:
+    """What one region hands to the next is padded there, and may be overwritten."""
+    f: Callable[[Tensor], Tensor] = lambda x: (x.softmax(0) * 2).exp().cumsum(1).tanh() + x.sum(0)  # noqa: E731
+    for validate in (True, False):
+        torch._dynamo.reset()
+        options = {"max_region": 2, "validate": validate}
+        compiled = torch.compile(f, backend=compile_graph, dynamic=True, options=options)
+        for n in (9, 13, 14, 13, 16):
+            x = torch.randn(n, 5)
+            torch.testing.assert_close(compiled(x), f(x))
+    assert [e.data["bucket"] for e in seen if e.kind == "graph"] == ["", "13 to 16", "13 to 16", "13 to 16"] * 2
+
+
 def test_what_cannot_be_padded_is_compiled_for_each_size_and_says_why(seen: list[Event]) -> None:
     f: Callable[[Tensor], Tensor] = lambda x: x.sort(0)[0] * 2  # noqa: E731
     compiled = torch.compile(f, backend=compile_graph, dynamic=True)
