@@ -89,6 +89,36 @@ def _forked() -> None:
         _silences.pop().__exit__(None, None, None)
 
 
+_children: list[int] = []  # this process, if it has not the threads of the XLA that it knows
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had started XLA's CPU: whoever calls that waits for ever."""
+    return bool(_children)
+
+
+def refuse_fork(what: str) -> None:
+    """What cannot do without XLA says so in such a process.
+
+    Raises:
+        RuntimeError: this is one.
+    """
+    if is_forked():
+        raise RuntimeError(
+            f"{what} cannot run here: this process was forked from one that had started XLA, whose threads it has not. "
+            "Start it with multiprocessing's method 'spawn' or 'forkserver', or fork before the first such call"
+        )
+
+
+def _in_child() -> None:
+    if device.cache_info().currsize:
+        _children.append(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 def use_the_cpu_alone() -> None:
     """Have JAX start the CPU's platform and no other, unless JAX_PLATFORMS says what to start: a process that compiles
     for targets needs no more, and others take time, memory, and the device. Before anything asks JAX for devices."""

@@ -31,7 +31,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 from ...config import resolve
 from ...errors import ExportError
 from ...targets.target import Target
-from ...xla import enable_x64
+from ...xla import enable_x64, refuse_fork
 from . import artifact, sizes, symbolic
 from .capture import Capture
 from .executables import compiled, target_of
@@ -57,7 +57,9 @@ class Exported:
         Raises:
             TypeError: the arguments are not those that the program was exported for.
             ValueError: a shape is not, or a number.
+            RuntimeError: this process was forked from one that had started XLA.
         """
+        refuse_fork("an exported program")
         flat = self._call(*map(_array, self._tensors(args, kwargs)))
         left = iter(flat)
         leaves = [row["value"] if "value" in row else _tensor(next(left)) for row in self.signature["outputs"]]

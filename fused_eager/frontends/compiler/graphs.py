@@ -18,6 +18,7 @@ from ...config import Config
 from ...log.events import LOG
 from ...log.site import caller
 from ...lowering.failed import NodeFailed
+from ...xla import is_forked
 from ..context.context import fused_eager
 from . import sizes
 from .capture import Capture
@@ -64,7 +65,7 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it, and leave `args` empty."""
-        if self.config.mode == "off" or self.unfit or _is_traced():
+        if self.config.mode == "off" or is_forked() or self.unfit or _is_traced():
             return self._by_ops(args)
         key = self.forms.key(args)
         program = self.programs.get(key)
@@ -178,7 +179,7 @@ class CompiledGraph:
         given = list(args)
         args.clear()
         interpreter = Interpreter(self.graph)
-        if self.config.mode == "off" or _other_device(given) or _is_traced():
+        if self.config.mode == "off" or is_forked() or _other_device(given) or _is_traced():
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)

@@ -5,7 +5,6 @@ It is a region of one node, so it is keyed, cached and compiled like any other: 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from ...planning.plan import Region
 from ...quiet import unobserved
 from ...tracing.node import Hole, Ref
 from ...tracing.stream import Node, Result, Use
-from ...xla import device
+from ...xla import device, refuse_fork
 from ..context.threads import THREAD
 from .program import Form, KernelError, form_of
 from .recipes import make
@@ -41,16 +40,6 @@ _ALONE = Reason("mode.single")
 _KNOWN: Bounded[Hashable, Executable] = Bounded(1024)
 _CONFIG: list[Config] = []
 _MAKING = threading.Lock()
-_child: list[int] = []  # a process without XLA's threads
-
-
-def _forked() -> None:
-    if device.cache_info().currsize:
-        _child.append(os.getpid())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 def run(
@@ -65,11 +54,7 @@ def run(
     """
     form = form_of(operands)
     kinds = tuple([type(n) for n in numbers])
-    if _child:
-        raise RuntimeError(
-            f"{op} cannot run here: this process was forked from one that had started XLA, whose threads it has not. "
-            "Start it with multiprocessing's method 'spawn' or 'forkserver', or fork before the first such op"
-        )
+    refuse_fork(str(op))
     with unobserved():
         dense = [t.resolve_conj().resolve_neg().contiguous() for t in operands]
         key = op, program, form, kinds

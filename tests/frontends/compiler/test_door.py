@@ -428,3 +428,24 @@ def test_memory_that_is_counted_from_the_storage_may_begin_elsewhere_in_the_next
     for start in (0, 3, 0, 8):  # nothing of Dynamo's looks at where a tensor begins
         x = base[start : start + 20]
         assert g(x).tolist() == (x.as_strided((3,), (2,), 5) * 2).tolist()
+
+
+def test_a_forked_child_runs_torchs_ops_and_does_not_hang() -> None:
+    program = """
+import os, torch
+from fused_eager.frontends.compiler.backend import compile_graph
+f = torch.compile(lambda x: (x * 2).tanh() + 1, backend=compile_graph)
+g = torch.compile(lambda x: (x * 3).cos(), backend=compile_graph)
+x = torch.arange(5.0, requires_grad=True)
+f(x).sum().backward()
+pid = os.fork()
+if pid == 0:
+    y = f(x)
+    y.sum().backward()
+    alike = torch.allclose(y, (x * 2).tanh() + 1) and torch.allclose(g(x), (x * 3).cos())
+    gradient = 4 * (1 - (x * 2).tanh() ** 2)
+    os._exit(0 if alike and torch.allclose(x.grad, gradient, atol=1e-5) else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
