@@ -288,21 +288,31 @@ def _run(
 
 @functools.cache
 def _mended(op: OpOverload) -> Callable[..., Any]:
-    """What says what `op` returns: the op, or a function in its place where this torch is mistaken."""
-    if op is not _ADDMM.dtype:
+    """What says what `op` returns: the op, or a function in its place where this torch is mistaken.
+
+    Of a sum with a product whose dtype is given, torch has a decomposition that takes this dtype for the factor `beta`:
+    of `addmm` in 2.11, of `baddbmm` in 2.13.
+    """
+    plain = _SUMS_OF_DTYPE.get(op)
+    if plain is None:
         return op
     from torch._decomp import decomposition_table as table
 
-    return _addmm_of_dtype if table.get(op) is table.get(_ADDMM.default) else op
+    return functools.partial(_sum_of_dtype, *plain) if table.get(op) is table.get(plain[0]) else op
 
 
-_ADDMM = torch.ops.aten.addmm
+_aten = torch.ops.aten
+_SUMS_OF_DTYPE = {
+    _aten.addmm.dtype: (_aten.addmm.default, _aten.mm.dtype),
+    _aten.baddbmm.dtype: (_aten.baddbmm.default, _aten.bmm.dtype),
+}
 
 
-def _addmm_of_dtype(self: Any, mat1: Any, mat2: Any, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """`addmm.dtype`. Torch 2.11 takes the dtype for the factor `beta`."""
-    _ADDMM.default(torch.empty_like(self, dtype=mat1.dtype), mat1, mat2)  # refuses the shapes that it does
-    return torch.ops.aten.mm.dtype(mat1, mat2, out_dtype)
+def _sum_of_dtype(
+    plain: OpOverload, product: OpOverload, self: Any, a: Any, b: Any, out_dtype: torch.dtype, **factors: Any
+) -> Any:
+    plain(torch.empty_like(self, dtype=a.dtype), a, b)  # refuses the shapes that it does
+    return product(a, b, out_dtype)
 
 
 def call(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], actors: list[torch.Tensor]) -> Any:

@@ -224,15 +224,6 @@ def _scaled_grouped_mm(
     )
 
 
-def _baddbmm_as(
-    self: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
-) -> Tensor:
-    """`baddbmm` with a dtype of the result. (torch's own shape function takes that for `beta`.)"""
-    made = torch.bmm(batch1, batch2, out_dtype=out_dtype)
-    made = made if alpha == 1 else made * alpha
-    return made if beta == 0 else made + self * beta
-
-
 # What is neither recorded nor fetched.
 OWN: dict[str, Callable[..., Any]] = {
     "aten.empty.memory_format": storages.empty,
@@ -246,7 +237,6 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.as_strided.default": _on(CPU, aten.as_strided.default),  # that of `meta` looks at no bounds
     **{f"aten.set_.{name}": _laid_over(_on(CPU, getattr(aten.set_, name))) for name in _SOURCES},
     "aten.record_stream.default": _record_stream,
-    "aten.baddbmm.dtype": _baddbmm_as,
     "aten._scaled_grouped_mm_v2.default": _scaled_grouped_mm,
     "aten._flash_attention_forward_no_dropout_inplace.default": attention.ragged_attention_into,
 }
