@@ -51,7 +51,10 @@ class CompiledGraph:
         self.shown = shown  # how many of its results are not for the backward pass alone; None where all are
         kept = OPS // max(len(graph.graph.nodes), 1)
         self.programs: Bounded[Form, Program] = Bounded(max(AT_LEAST, min(KEPT, kept)))
-        self.compiled = 0  # the forms for which the compiler was needed
+        self.compiled = 0  # how often the compiler was needed
+        self.alone = 0  # and that for one form alone
+        self.beyond: Bounded[Form, None] = Bounded(KEPT)  # forms that are too many, and run op by op
+        self.shares = False  # whether there is what runs several forms
         self.before: Form | None = None  # the last form that was new
         self.latest: Program | None = None  # and its program
         self.sizes: sizes.Env = {}  # and what its sizes were
@@ -81,8 +84,11 @@ class CompiledGraph:
         """The program for another form; None where there is to be none."""
         with self._lock:
             found, form = self.programs.get(key), form_of(args)
-            if found is not None or self.compiled >= FORMS:
+            if found is not None:
                 return found
+            full = self.alone >= FORMS
+            if full and (not self.shares or key in self.beyond):
+                return None
             try:
                 device = _other_device(args)
                 if device:
@@ -90,14 +96,17 @@ class CompiledGraph:
                 made = Capture(self.graph, self.config).program(args)
                 made.returns(self.shown, self.backward)
                 bucket = self._fill(made, args)
+                if full and not bucket:
+                    self.beyond[key] = None
+                    return None
                 if not bucket:
-                    self.compiled += made.make_ready()
+                    self._count(made.make_ready(), alone=True)
             except Unfit as why:
                 self.unfit = str(why)
                 self._tell(form, self.unfit)
                 return None
-            full = self.compiled == FORMS
-            over = f"its sizes keep changing: further forms than {FORMS} run op by op" if full and not bucket else ""
+            last = self.alone == FORMS and not bucket
+            over = f"its sizes keep changing: further forms than {FORMS} run op by op" if last else ""
             self._tell(form, over, bucket)
             self.programs[key], self.latest, self.before = made, made, form
             return made
@@ -110,7 +119,9 @@ class CompiledGraph:
             return ""
         try:
             self.sizes = sizes.symbols(self.graph, args)
-            return (before and (self._fill_rows(made) or self._fill_bucket(made, args, before))) or ""
+            found = (before and (self._fill_rows(made) or self._fill_bucket(made, args, before))) or ""
+            self.shares = self.shares or bool(found)
+            return found
         except Refused as why:
             self.padding = str(why)
             return ""
@@ -126,7 +137,7 @@ class CompiledGraph:
                 return emit.begin()[1] > 0
 
             try:
-                self.compiled += in_own_thread(make)
+                self._count(in_own_thread(make))
             except Refused as why:
                 self.padding = str(why)
         known = self.templates
@@ -149,7 +160,7 @@ class CompiledGraph:
                 sizes.make_ready(now[symbols[0]], made, recorded)
                 return emit.begin()[1] > 0
 
-            self.compiled += in_own_thread(make)
+            self._count(in_own_thread(make))
         except (Refused, Unfit, NodeFailed) as why:
             self.padding = str(why)
             if bucket is not None:
@@ -168,6 +179,10 @@ class CompiledGraph:
             high, low, middle = (Capture(self.graph, self.config).program(each) for each in given)
             found = self.buckets[key] = sizes.Recorded(bucket, (high, low, middle))
         return found
+
+    def _count(self, compiled: bool, alone: bool = False) -> None:
+        self.compiled += compiled
+        self.alone += compiled and alone
 
     def _tell(self, form: Form, why: str, bucket: str = "") -> None:
         found = changes(self.before or form, form)

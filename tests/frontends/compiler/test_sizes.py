@@ -18,6 +18,7 @@ from torch import nn
 from fused_eager.compiling import buckets
 from fused_eager.compiling.buckets import bucket_of
 from fused_eager.devices.dlpack import to_array
+from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import LOG, Event
 from fused_eager.xla import device
@@ -168,6 +169,19 @@ def test_a_bucket_of_several_regions(seen: list[Event]) -> None:
             x = torch.randn(n, 5)
             torch.testing.assert_close(compiled(x), f(x))
     assert [e.data["bucket"] for e in seen if e.kind == "graph"] == ["", "13 to 16", "13 to 16", "13 to 16"] * 2
+
+
+def test_what_buckets_run_does_not_count_as_a_form(monkeypatch: pytest.MonkeyPatch, seen: list[Event]) -> None:
+    monkeypatch.setattr(graphs, "FORMS", 2)
+    f: Callable[[Tensor], Tensor] = lambda x: x.softmax(0) + x.sum(0)  # noqa: E731
+    compiled = torch.compile(f, backend=compile_graph, dynamic=True)
+    for n, width in [(9, 4), (13, 4), (30, 4), (14, 9), (15, 9), (20, 11), (20, 11), (60, 11), (20, 11)]:
+        x = torch.randn(n, width)
+        torch.testing.assert_close(compiled(x), f(x))
+    told = [(e.data["bucket"], e.data["unfit"][:13]) for e in seen if e.kind == "graph"]
+    alone, buckets = [(b, u) for b, u in told if not b], [b for b, u in told if b]
+    assert alone == [("", ""), ("", "its sizes kee")]
+    assert buckets == ["13 to 16", "25 to 32", "13 to 16", "49 to 64"]
 
 
 def test_what_cannot_be_padded_is_compiled_for_each_size_and_says_why(seen: list[Event]) -> None:
