@@ -110,10 +110,20 @@ def read(stream: Stream) -> None:
         if isinstance(item, NativeInput):
             has, needed = item.storage.nbytes(), item.offset + nbytes_of(item.home)
             if item.offset < 0 or needed > has:
-                raise ValidationError(f"recording: value {item.vid} is {needed} bytes of a storage that has {has}")
+                what = f"value {item.vid} is {needed} bytes of a storage that has {has}"
+                raise ValidationError(f"recording: {what}; {_reader(stream, item.vid)}")
         elif item.array is not None and _is_other(item.array, item.home):
             found = item.array.dtype, item.array.shape
-            raise ValidationError(f"recording: value {item.vid} is taken for {item.home}, and is {found}")
+            what = f"value {item.vid} is taken for {item.home}, and is {found}"
+            raise ValidationError(f"recording: {what}; {_reader(stream, item.vid)}")
+
+
+def _reader(stream: Stream, vid: int) -> str:
+    """Who reads an input of a stream first, in words."""
+    for i, node in enumerate(stream.nodes):
+        if vid in {*(u.vid for u in node.uses), *(r.base for r in node.results)}:
+            return f"node {i} of {len(stream.nodes)}, {node.op} at {describe(node.place)}, reads it first"
+    return f"none of {len(stream.nodes)} nodes reads it"
 
 
 def _is_other(value: Any, home: Home) -> bool:
