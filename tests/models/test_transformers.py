@@ -220,7 +220,6 @@ def test_a_model_trains_and_writes_as_in_eager(name: str, mode: str, request: py
 # What is left to torch in a compiled model of a family, and why.
 LEFT_TO_TORCH = {
     "mixtral": {"transformers.grouped_mm_fallback", "aten.sort"},  # its own op; which of equal experts is ATen's choice
-    "swin": {"aten.as_strided_scatter"},  # it reads the storage behind its argument
 }
 
 

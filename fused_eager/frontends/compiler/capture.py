@@ -215,6 +215,8 @@ class Capture:
             kind = kind if drawn else Kind.COMPUTE
         if target._schema.name.startswith("aten::as_strided"):
             self._take_root(args[0])
+        if target is aten.as_strided_scatter.default and not kwargs and _is_all(args[0]):
+            return self._scattered(node, *args)
         if kind is Kind.VIEW:
             try:
                 return target(*args, **kwargs)
@@ -238,6 +240,12 @@ class Capture:
         if kind is Kind.CHECK and not values:
             return target(*args, **kwargs)
         return self._native(node, target, args, kwargs, info)
+
+    def _scattered(self, node: Node, x: Tensor, part: Tensor, *view: Any) -> Tensor:
+        """A copy of memory of which a view is written: what autograd makes of the gradient of an `as_strided`."""
+        out: Tensor = self._compute(node, info_of(aten.clone.default), (x,), {})
+        self._compute(node, info_of(aten.copy_.default), (aten.as_strided.default(out, *view), part), {})
+        return out
 
     def _control(self, node: Node, target: Any, args: Any, kwargs: Any) -> Any:
         """`cond`, `while_loop` or `scan` as an op of the stream; else why torch has to run it."""
@@ -386,6 +394,11 @@ class Capture:
             for t in leaves([self.env[node]])
             if isinstance(t, Tensor)
         ]
+
+
+def _is_all(t: Tensor) -> bool:
+    """Whether a tensor is dense and begins where its storage does, so that a copy is laid out as it is."""
+    return not t.storage_offset() and is_dense(tuple(t.shape), t.stride()) and not (t.is_conj() or t.is_neg())
 
 
 def _name(op: OpOverload) -> str:

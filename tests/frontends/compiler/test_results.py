@@ -104,3 +104,14 @@ def test_a_number_that_counts_on_cuts_nothing(seen: list[Event]) -> None:
     for k in (0.5, 0.7, 0.9):
         torch.testing.assert_close(compiled(x, k), (x * k).exp() + x.float() * k, rtol=1e-2, atol=1e-2)
     assert not [e for e in seen if e.kind == "island"]
+
+
+def test_the_gradient_of_a_view_by_strides_is_no_island(seen: list[Event]) -> None:
+    f: Callable[[Tensor], Tensor] = lambda x: (x * 2).as_strided((2, 3), (4, 1), 2).sin() * x[0, 0]  # noqa: E731
+    found = []
+    for call in (f, torch.compile(f, backend=compile_graph)):
+        x = torch.arange(12.0).view(3, 4).requires_grad_()
+        call(x).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+    assert not [e for e in seen if e.kind == "island"]
