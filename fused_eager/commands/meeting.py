@@ -36,12 +36,13 @@ def main(argv: list[str]) -> int:
     from ..compiling.met import Meetings, meeting, uncut, write
     from ..config import resolve
     from ..frontends.device.doors import set_options
-    from ..targets.device import TargetDevice
+    from ..targets.device import STOOD_FOR, TargetDevice
     from ..targets.target import Target
     from ..xla import use_the_cpu_alone
 
     use_the_cpu_alone()
-    meetings = Meetings(TargetDevice(Target.parse(given.target)), resolve().cache_salt, given.valueless)
+    STOOD_FOR.append(target := TargetDevice(Target.parse(given.target)))
+    meetings = Meetings(target, resolve().cache_salt, given.valueless)
     fused_eager.register("tpu")
     if given.mode == "whole":
         set_options(mode="fused", cache="off", max_region=1 << 20, max_pending=1 << 20)

@@ -80,6 +80,16 @@ def _plainly(computation: Computation, settings: Settings, make: Callable[[], Ex
 AROUND: list[Callable[[Computation, Settings, Callable[[], Executable]], Executable]] = [_plainly]
 
 
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    """In the body, nothing stands around it: what is made is not the program's."""
+    AROUND.append(alone := lambda computation, settings, make: make())
+    try:
+        yield
+    finally:
+        AROUND.remove(alone)
+
+
 @uncompiled
 def load_or_compile(computation: Computation, settings: Settings) -> Executable:
     """The executable of an XLA region: from memory, from the compile cache, or newly compiled.

@@ -16,6 +16,9 @@ from ..devices.device import Device
 from .target import Target
 from .topology import devices
 
+# The target that the device stands for in this process, where a program is run to be compiled for one.
+STOOD_FOR: list[TargetDevice] = []
+
 
 class TargetDevice(Device):
     """The first device of a target. The entries that are made for it serve all of the kind."""

@@ -90,6 +90,18 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
                     if isinstance(x, (Jaxpr, ClosedJaxpr)))
 
 
+def steps(jaxpr: Any) -> int:
+    """How many steps the grids of a program's kernels have, as far as these are compiled and known before they run."""
+    found = 0
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if eqn.primitive.name == KERNEL:
+            work = None if eqn.params["interpret"] else work_of(eqn)
+            found += work.steps if work else 0
+        else:
+            found += sum(map(steps, _inner(eqn.params))) * (eqn.params.get("length") or 1)
+    return found
+
+
 def estimated(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, in which each kernel that says nothing of what it takes says this."""
     return closed.replace(jaxpr=_estimated(closed.jaxpr))

@@ -60,7 +60,8 @@ def run(
         key = op, program, form, kinds
         executable = _KNOWN.get(key)
         if executable is None:
-            executable = _KNOWN[key] = _made(_node(op, form, numbers, program), form)
+            made = alone(op, form, numbers, program)
+            executable = _KNOWN[key] = compile.load_or_compile(made, settings(config()))
         floats = [n for n in numbers if type(n) is float]
         ints = [n for n in numbers if type(n) is int]
         memory: list[Any] = []
@@ -99,11 +100,13 @@ def refuse_unknown(form: Form) -> None:
             raise KernelError(f"tensor number {i} is {dtype}, which JAX has not")
 
 
-def _made(node: Node, form: Form) -> Executable:
+def alone(op: OpOverload, form: Form, numbers: Sequence[int | float], program: str) -> Computation:
+    """A call of a program as a region of one node."""
+    node = _node(op, form, numbers, program)
     homes = {i: (dtype, shape) for i, (shape, dtype) in enumerate(form)}
     homes.update({r.vid: r.home for r in node.results})
     region = Region((0,), tuple(range(len(form))), tuple(r.vid for r in node.results), (), "xla", _ALONE)
-    return compile.load_or_compile(Computation([node], region, homes), settings(config()))
+    return Computation([node], region, homes)
 
 
 def config() -> Config:

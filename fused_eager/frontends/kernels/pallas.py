@@ -1,39 +1,43 @@
 """Pallas: `pallas_op`, a `jax_op` whose function calls Pallas kernels, with grid and block sizes chosen by measurement.
 
 Kernels are compiled for the platform that they run on (`platforms`). Of several configurations the fastest is taken:
-each is run a few times on made-up operands at the first call with such shapes, and the times go to the compile cache,
-where the next process finds them.
+each is run a few times on made-up operands at the first call with such shapes, or forecast for a target that is not
+here. The times go to the compile cache, where the next process finds them.
 """
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from fused_eager.cache import Unencodable
+from fused_eager.cache import Key
 
-from ...compiling.caching import Keeper, settings
+from ...compiling.caching import keeper as keeper_of
+from ...compiling.caching import settings
+from ...config import resolve
+from ...devices.device import Device
+from ...devices.host.device import HOST
 from ...executing import choices
 from ...log.events import LOG
 from ...policy.segment import Choice
-from ...quiet import uncompiled, unobserved
-from . import native
+from ...quiet import uncompiled
+from ...targets.device import TargetDevice
+from ...targets.target import Target
+from . import tuning
 from .declare import declared
+from .native import config as options
 from .op import JaxOp
-from .program import KernelError, Program, digest, form_of
+from .program import KernelError, form_of
 from .signature import MISSING, STATIC
+from .tuning import Run
 
 Tensor = torch.Tensor
 Config = Mapping[str, Any]
-RUNS, BUDGET = 3, 0.2  # runs of each, and seconds after which no further one is begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,6 @@ class Tuned:
     config: Config
     seconds: Mapping[int, float]  # by their position among the configurations
     remembered: bool
-
-
-class _Run:
-    """A call with one configuration, on values made up."""
-
-    def __init__(self, op: OpOverload, operands: Sequence[Tensor], numbers: Sequence[int | float], program: Program):
-        self.op, self.operands, self.numbers, self.program = op, operands, numbers, program
-
-    @functools.cached_property
-    def results(self) -> list[Tensor]:
-        with unobserved():
-            return native.run(self.op, [_made_up(t) for t in self.operands], self.numbers, self.program.name)
 
 
 def _agree(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -108,23 +100,38 @@ class PallasOp(JaxOp):
             kwargs = {**kwargs, **self._config(args, kwargs)}
         return super().apply(*args, **kwargs)
 
+    def forecast(self, *args: Any, target: str, **kwargs: Any) -> Tuned:
+        """Choose the configuration for a target ("v5e:2x2") by what XLA's compiler for it expects, and keep that in the
+        compile cache, where programs on such chips find it. Of the arguments only shapes and dtypes count.
+
+        Raises:
+            TargetError, NoCompiler: there is no such target, or no compiler for it here.
+            Exception: what the first configuration raised, if the compiler refuses all.
+        """
+        return self._tuned(args, kwargs, TargetDevice(Target.parse(target)))
+
     def _config(self, args: Any, kwargs: Any) -> Config:
         tensors = [t for t in _pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if len(self.configs) == 1 or not all(_is_plain(t) for t in tensors):
+        device = tuning.device_of(tensors) if len(self.configs) > 1 and all(map(_has_values, tensors)) else None
+        if device is None or options().is_reproducible:  # nothing is chosen by time
             return self.configs[0]
-        config = native.config()
-        if config.is_reproducible:  # nothing is chosen by time
-            return self.configs[0]
-        others = tuple([x for x in _pytree.tree_leaves((args, kwargs)) if not isinstance(x, (Tensor, float))])
-        key = self._current().digest, form_of(tensors), others
+        return self._tuned(args, kwargs, device).config
+
+    def _tuned(self, args: Any, kwargs: Any, device: Device) -> Tuned:
+        leaves = _pytree.tree_leaves((args, kwargs))
+        form = form_of([t for t in leaves if isinstance(t, Tensor)])
+        others = tuple([x for x in leaves if not isinstance(x, (Tensor, float))])
+        key = self._current().digest, device.name, form, others
         found = self.tuned.get(key)
         if found is None:
-            found = self.tuned[key] = self._measured(args, kwargs, settings(config).keeper)
+            # A device's own options may have no cache, as those of a program that is run for a target.
+            kept = settings(options()).keeper if device is HOST else keeper_of(resolve())
+            found = self.tuned[key] = self._measured(args, kwargs, kept, device)
             LOG.count(f"{self.name} is tuned to {dict(found.config)}")
-        return found.config
+        return found
 
-    def _measured(self, args: Any, kwargs: Any, keeper: Any) -> Tuned:
-        """Times of all configurations, from the compile cache or by running them.
+    def _measured(self, args: Any, kwargs: Any, keeper: Any, device: Device) -> Tuned:
+        """Times of all configurations, from the compile cache, by running them, or from a target's compiler.
 
         One that returns something else than the first of them is left out: a grid that does not cover the array
         computes, quickly, a part of it.
@@ -132,73 +139,50 @@ class PallasOp(JaxOp):
         seconds: dict[int, float] = {}
         error: Exception | None = None
         remembered = True
-        first: _Run | None = None
+        first: Run | None = None
         for i, config in enumerate(self.configs):
+            keys: list[Key] = []
             try:
-                run = _Run(self._ops["call"], *self.taken(*args, **{**kwargs, **config}))
+                run = Run(self._ops["call"], *self.taken(*args, **{**kwargs, **config}), device)
                 first = first or run
-                key = _key(keeper, first.program.digest, run.program.digest, form_of(run.operands))
-                known = None if key is None else choices.find(keeper, key)
+                keys = run.keys(keeper, first)
+                known = next((c for k in keys if (c := choices.find(keeper, k)) is not None), None)
                 if known is None:
                     remembered = False
-                    took = self._seconds(run.operands, run.numbers, run.program.name)
+                    took = self._seconds(run)
                     # "Native" is what is not taken.
                     known = Choice(not (run is first or _agree(run.results, first.results)), took, took)
-                    if key is not None:
-                        choices.keep(keeper, key, known)
+                    if keys:
+                        choices.keep(keeper, keys[0], known)
                 if known.native:
-                    LOG.count(f"{self.name} returns something else with {dict(config)} than with the first one")
+                    first = None if run is first else first
+                    LOG.count(f"{self.name} leaves out {dict(config)}, which returns something else or was refused")
                 else:
                     seconds[i] = known.fused_s
             except Exception as why:  # a block that does not divide the array, or is too large for the device
                 error = why
                 first = None if not seconds else first
                 LOG.count(f"{self.name} cannot be run with {dict(config)}: {type(why).__name__}")
+                if keys and not device.is_here:  # a target's compiler would refuse it again
+                    choices.keep(keeper, keys[0], Choice(True, 1.0, 1.0))
         if not seconds:
-            assert error is not None
-            raise error
+            raise error or KernelError(f"{self.name} has no configuration that {device.name} takes")
         return Tuned(self.configs[min(seconds, key=lambda i: seconds[i])], seconds, remembered)
 
-    def _seconds(self, operands: Sequence[Tensor], numbers: Sequence[int | float], program: str) -> float:
-        with unobserved():
-            made = [_made_up(t) for t in operands]
-            times: list[float] = []
-            native.run(self._ops["call"], made, numbers, program)  # compiles it
-            while len(times) < RUNS and sum(times) < BUDGET:
-                began = time.perf_counter()
-                native.run(self._ops["call"], made, numbers, program)
-                times.append(time.perf_counter() - began)
-        return max(min(times), 1e-9)
+    def _seconds(self, run: Run) -> float:
+        return run.seconds()
 
 
 uncompiled(PallasOp.apply)
 
 
-def _is_plain(t: Tensor) -> bool:
-    """Whether a tensor can be measured with: on the host, and none that stands for others."""
-    return (
-        t.is_cpu
-        and not isinstance(t, FakeTensor)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        and not torch._C._functorch.is_legacy_batchedtensor(t)
+def _has_values(t: Tensor) -> bool:
+    """Whether a tensor is one of a call, and none that stands for others."""
+    return not (
+        isinstance(t, FakeTensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        or torch._C._functorch.is_legacy_batchedtensor(t)
     )
-
-
-def _made_up(t: Tensor) -> Tensor:
-    """Values of its own: those of the program may not be there yet. Indices of zero are in range wherever any is."""
-    if t.dtype.is_floating_point or t.dtype.is_complex:
-        return torch.linspace(-1, 1, max(t.numel(), 1))[: t.numel()].reshape(t.shape).to(t.dtype)
-    return torch.zeros(t.shape, dtype=t.dtype)
-
-
-def _key(keeper: Any, first: str, program: str, form: Any) -> Any:
-    if not isinstance(keeper, Keeper):
-        return None
-    try:
-        keeper.describe_here()
-        return choices.key((("config", digest(first, program, str(form))),), keeper.salt, torch.get_num_threads())
-    except Unencodable:
-        return None
 
 
 def pallas_op(
@@ -225,8 +209,8 @@ def pallas_op(
     Arguments:
         name: as in `jax_op`.
         configs: values for static parameters that have defaults, of which the fastest is taken. They are measured at
-            the first call with new shapes, on CPU tensors; a call that gives one of them itself is not tuned. On
-            tensors that cannot be measured with, and in reproducible runs, the first is taken.
+            the first call with new shapes, or forecast where a program is compiled for a target; a call that gives one
+            of them itself is not tuned. While a graph is traced, and in reproducible runs, the first is taken.
         schema, mutates_args, static, traced, autocast: as in `jax_op`.
 
     Returns:

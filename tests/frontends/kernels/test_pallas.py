@@ -90,9 +90,9 @@ def test_the_fastest_configuration_is_found_and_kept(monkeypatch: pytest.MonkeyP
     times = iter([3.0, 1.0, 1.0, 2.0])
     measure = pallas.PallasOp._seconds
 
-    def fake(self: Any, operands: Any, numbers: Any, program: str) -> float:
-        measure(self, operands, numbers, program)
-        calls.append(program)
+    def fake(self: Any, run: Any) -> float:
+        measure(self, run)
+        calls.append(run.program.name)
         return next(times)
 
     monkeypatch.setattr(pallas.PallasOp, "_seconds", fake)
