@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 from fused_eager.frontends.kernels import content
 from fused_eager.frontends.kernels.content import Content, NoContent
 
+from . import helion_examples
+
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = '''
 import torch, helion, helion.language as hl
 import fused_eager.tpu
@@ -73,6 +77,32 @@ def test_three_kernels_on_both_kinds_of_tensors(tmp_path: Path) -> None:
         [sys.executable, "program.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.endswith("done\n"), done.stderr[-3000:]
+
+
+EXAMPLES = Path(os.environ.get("HELION_EXAMPLES", ROOT / "build" / "helion" / "examples"))
+DIFFER = {"add, broadcast", "cross_entropy", "kl_div", "concatenate", "matmul_split_k"}  # see docs/kernels.md
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["softmax, in two passes", "rms_norm", "matmul"],
+        pytest.param([n for n in helion_examples.EXAMPLES if n not in DIFFER], marks=pytest.mark.slow),
+    ],
+    ids=["three", "all"],
+)
+def test_helions_own_examples_on_the_device(names: list[str]) -> None:
+    pytest.importorskip("helion", reason="the package helion is not installed")
+    if not EXAMPLES.is_dir():
+        pytest.skip(f"there are no examples of Helion's in {EXAMPLES}; HELION_EXAMPLES says where they are")
+    settings = {"HELION_BACKEND": "pallas", "HELION_PALLAS_INTERPRET": "1", "HELION_AUTOTUNE_EFFORT": "none"}
+    command = [sys.executable, "-m", helion_examples.__name__, str(EXAMPLES), *names]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=600
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [t["example"] for t in told] == names, done.stderr[-3000:]
+    assert [t for t in told if t["result"] != "equal"] == []
 
 
 class Kept:
