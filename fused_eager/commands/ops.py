@@ -1,8 +1,9 @@
 """`python -m fused_eager ops`: which of torch's ops run through XLA, and why the others do not.
 
 The table is measured, not looked up: each entry of op_db (torch's own corpus of ops) is run under the runtime, and what
-ran in compiled regions, what ran as an island and what ran natively is read off the event log and a mode beneath the
-front door. Without op_db (it needs the package expecttest) the rows of the fusion rules are listed.
+ran in regions, what ran as an island and what ran natively is read off the event log and a mode beneath the front door.
+Regions are lowered; XLA compiles them only if that is asked for. Without op_db (it needs the package expecttest) the
+rows of the fusion rules are listed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,12 +23,14 @@ import torch
 
 from fused_eager.fusion_rules.lowering import leaves
 
+from ..executing.load import ISLANDS
 from ..frontends.context.context import fused_eager
 from ..frontends.context.intercept import Watcher
 from ..log.events import LOG, Event
 from ..progress import waiting
 from ..tracing.calls import TINY
 from ..tracing.opinfo import Kind, info_of
+from .lowered import lowered_only
 
 # How an entry ran, from best to worst, and what that means.
 HOW: Mapping[str, str] = {
@@ -94,13 +98,14 @@ def entry_name(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def measure(info: Any, dtype: torch.dtype = torch.float32, samples: int = 16) -> Row:
+def measure(info: Any, dtype: torch.dtype = torch.float32, samples: int = 16, compiles: bool = False) -> Row:
     """Run samples of an OpInfo forward under the runtime, and say how they ran.
 
     Args:
         info: an OpInfo of op_db.
         dtype: of its samples.
         samples: how many at most.
+        compiles: have XLA compile their regions, which takes most of the time; else they are only lowered.
     """
     if dtype not in info.supported_dtypes("cpu"):
         return Row(entry_name(info), "none", f"it takes no {str(dtype).removeprefix('torch.')}")
@@ -113,7 +118,11 @@ def measure(info: Any, dtype: torch.dtype = torch.float32, samples: int = 16) ->
             reasons[event.data["op"]] = event.data["reason"]
 
     LOG.sinks.append(take)
-    try:
+    with ExitStack() as around:
+        around.callback(LOG.sinks.remove, take)
+        if not compiles:
+            around.enter_context(lowered_only())
+        ISLANDS.clear()  # who told of them was another entry
         torch.manual_seed(0)
         for sample in _spread(list(info.sample_inputs("cpu", dtype)), samples):
             count += 1
@@ -129,8 +138,6 @@ def measure(info: Any, dtype: torch.dtype = torch.float32, samples: int = 16) ->
                 whys["island"][op] = reasons.get(op, "")
             for op, how in beneath.seen.items():
                 whys[how][op] = reasons.get(op, "")
-    finally:
-        LOG.sinks.remove(take)
     if not count:
         return Row(entry_name(info), "none", "it has no samples on a CPU")
     for how in ("island", "values", "random"):
@@ -153,14 +160,11 @@ def _run(info: Any, sample: Any, beneath: _Beneath | None) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Mode strict: the same lowerings as fused, one op per region, and no patience with shapes that change.
+        # Mode strict: the same lowerings as fused, one op per region. Whether compiling pays is not asked.
+        context = fused_eager(mode="strict", native="never", progress=False, cache="off")
         try:
-            if beneath is None:
-                with fused_eager(mode="strict", progress=False, cache="off"):
-                    info.op(first, *args, **kwargs)
-            else:
-                with beneath, fused_eager(mode="strict", progress=False, cache="off"):
-                    info.op(first, *args, **kwargs)
+            with beneath or nullcontext(), context:
+                info.op(first, *args, **kwargs)
         except Exception as error:  # whatever eager raises for a sample that it does not take (CUDA's alone, say)
             if beneath is not None:
                 beneath.seen[entry_name(info)] = "island"
@@ -178,12 +182,14 @@ def corpus() -> list[Any] | None:
     return list(op_db)
 
 
-def rows(names: Iterable[str] = (), dtype: torch.dtype = torch.float32, samples: int = 16) -> Iterator[Row]:
+def rows(
+    names: Iterable[str] = (), dtype: torch.dtype = torch.float32, samples: int = 16, compiles: bool = False
+) -> Iterator[Row]:
     """The measured rows of the named entries of op_db (none named: of all), in its order."""
     wanted = set(names)
     for info in corpus() or []:
         if not wanted or info.name in wanted or entry_name(info) in wanted:
-            yield measure(info, dtype, samples)
+            yield measure(info, dtype, samples, compiles)
 
 
 def registered() -> list[Row]:
@@ -214,8 +220,8 @@ def as_markdown(table: list[Row], dtype: torch.dtype) -> str:
         "# Which ops run through XLA",
         "",
         "Generated by `python -m fused_eager ops --write docs/ops.md`: the samples of torch's op corpus (op_db),",
-        f"{name}, forward, were run under the runtime on a CPU, and this is how they ran. Ops that are not lowered run",
-        "through ATen and agree all the same.",
+        f"{name}, forward, were run under the runtime on a CPU, and this is how they ran. Regions were lowered, and",
+        "not compiled. Ops that are not lowered run through ATen and agree all the same.",
         "",
         summary(table),
         "",
@@ -250,13 +256,15 @@ def main(argv: list[str], prog: str) -> int:
     parser = argparse.ArgumentParser(prog=prog, description="Say which ops run through XLA, and why others do not.")
     parser.add_argument("names", nargs="*", help="entries of torch's op_db; none: all")
     parser.add_argument("--samples", type=int, default=16, help="samples per entry (default: 16)")
+    parser.add_argument("--compile", action="store_true", help="compile as well; takes four times as long")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--write", metavar="FILE", help="write the table as Markdown to a file")
     args = parser.parse_args(argv)
     measured = corpus() is not None
     table: list[Row] = []
     with waiting(lambda: f"{len(table)} entries measured"):
-        for row in rows(args.names, samples=args.samples) if measured else registered():
+        found = rows(args.names, samples=args.samples, compiles=args.compile) if measured else registered()
+        for row in found:
             table.append(row)
     if measured and not table:
         print(f"{prog}: op_db has no entry {', '.join(args.names)}", file=sys.stderr)
