@@ -220,15 +220,23 @@ class FollowedWork(c10d.Work):
 
     @classmethod
     def finish_all(cls) -> None:
-        """At the end of the process: wait for what nobody has waited for. It fails if one of them does."""
-        first: BaseException | None = None
+        """At the end of the process: wait for what nobody has waited for. It fails if one of them does.
+
+        Once something has failed nobody waits any more: a rank that ends closes its connections, which is how the
+        others get out of what they wait in.
+        """
         for work in list(cls._kept):
+            beat = job.current()
+            if beat is not None and beat.fault is not None:
+                return  # the job says so
             try:
                 work.block()
             except RuntimeError as error:
-                first = first or error
-        if first is not None:
-            fail_at_exit(first)
+                failed: BaseException = error
+                break
+        else:
+            return
+        fail_at_exit(failed)
 
     def _failed(self, error: BaseException) -> BaseException:
         """The group's error, with the collective and the program's line before its words; or, where another rank is
