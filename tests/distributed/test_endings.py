@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def test_a_rank_that_ends_without_looking_at_its_last_result(start: str, tmp_pat
 def test_a_rank_whose_last_collective_fails_does_not_end_with_0(start: str, tmp_path: Path) -> None:
     _, codes, said = found("lost", start, tmp_path)
     assert codes == "[120, 7]", said
-    assert "RankLost: rank 1 is lost" in said and "Rank 0 waits in all_reduce" in said
+    # It waits at its end, unless it has been told before.
+    assert re.search("RankLost: rank 1 is lost.* Rank 0 (waits in all_reduce|has come to its end)", said)
 
 
 @pytest.mark.slow
