@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ from .launch import hide_our_frames, prepare
 
 class Enough(BaseException):
     """The program has made its steps."""
+
+
+def run_steps(program: Callable[[], object]) -> int:
+    """Run a program to its end, or until it has made its steps; returns its exit code. What it raises goes on."""
+    try:
+        program()
+    except Enough:
+        pass
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        hide_our_frames()
+        raise
+    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -58,17 +73,10 @@ def main(argv: list[str]) -> int:
                 raise Enough
 
     register_optimizer_step_post_hook(stepped)
-    began, code = time.perf_counter(), 0
+    began = time.perf_counter()
     with meeting(meetings), uncut() if given.mode == "whole" else nullcontext():
         try:
-            program()
-        except Enough:
-            pass
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            hide_our_frames()
-            raise
+            code = run_steps(program)
         finally:
             fused_eager.sync()
             islands, places = _islands()

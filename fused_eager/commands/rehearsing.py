@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .launch import hide_our_frames, prepare
-from .meeting import Enough
+from .launch import prepare
+from .meeting import Enough, run_steps
 
 WARM = 4  # steps before those that are noted: what they compile is there from then on
 
@@ -121,16 +121,7 @@ def main(argv: list[str]) -> int:
     register_optimizer_step_pre_hook(notes.begins)
     register_optimizer_step_post_hook(notes.ended)
     LOG.sinks.append(notes.told)
-    code = 0
-    try:
-        program()
-    except Enough:
-        pass
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        hide_our_frames()
-        raise
+    code = run_steps(program)
     ranks = given.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     if os.environ.get("RANK", "0") == "0":
         notes.write(ranks, memory.max_memory_allocated(), Path(given.to))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,10 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from fused_eager import export
 from fused_eager.frontends.compiler.backend import compile_graph
-from fused_eager.log.events import LOG, Event
+from fused_eager.log.events import Event
 
 Tensor = torch.Tensor
 WEIGHT = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    events: list[Event] = []
-    LOG.sinks.append(events.append)
-    yield events
-    LOG.sinks.remove(events.append)
 
 
 def chosen(x: Tensor) -> Tensor:

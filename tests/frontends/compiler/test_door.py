@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,10 @@ from fused_eager.devices.host.buffers import TABLE
 from fused_eager.executing.run import DEFERRED
 from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
-from fused_eager.log.events import LOG, Event
+from fused_eager.log.events import Event
 
 ROOT = Path(__file__).parent.parent.parent.parent
 Tensor = torch.Tensor
-
-
-@pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    events: list[Event] = []
-    LOG.sinks.append(events.append)
-    yield events
-    LOG.sinks.remove(events.append)
 
 
 def compiled(function: Any, **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,17 +10,9 @@ from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from fused_eager.frontends.compiler.backend import compile_graph
-from fused_eager.log.events import LOG, Event
+from fused_eager.log.events import Event
 
 Tensor = torch.Tensor
-
-
-@pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    events: list[Event] = []
-    LOG.sinks.append(events.append)
-    yield events
-    LOG.sinks.remove(events.append)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,13 @@ from fused_eager.compiling.buckets import bucket_of
 from fused_eager.devices.dlpack import to_array
 from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
-from fused_eager.log.events import LOG, Event
+from fused_eager.log.events import Event
 from fused_eager.xla import device
 
 from .programs import Block
 
 Tensor = torch.Tensor
 ROOT = Path(__file__).parent.parent.parent.parent
-
-
-@pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    events: list[Event] = []
-    LOG.sinks.append(events.append)
-    yield events
-    LOG.sinks.remove(events.append)
 
 
 @pytest.fixture
