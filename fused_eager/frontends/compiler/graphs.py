@@ -12,7 +12,6 @@ from torch.fx import GraphModule, Interpreter
 from fused_eager.fusion_rules.padded import Refused
 
 from ...bounded import Bounded
-from ...compiling import emit
 from ...compiling.buckets import Bucket
 from ...config import Config
 from ...log.events import LOG
@@ -24,7 +23,7 @@ from . import sizes
 from .capture import Capture
 from .forms import Form, Forms, changes, form_of
 from .program import Program
-from .stage import in_own_thread
+from .stage import in_own_thread, needs_compiler
 from .values import Unfit
 
 FORMS = 16  # forms of the arguments, at most, for which a graph is compiled: further ones go to the first door
@@ -68,7 +67,7 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it, and leave `args` empty."""
-        if self.config.mode == "off" or is_forked() or self.unfit or _is_traced():
+        if self.unfit or self._is_native():
             return self._by_ops(args)
         key = self.forms.key(args)
         program = self.programs.get(key)
@@ -132,12 +131,11 @@ class CompiledGraph:
         if self.templates is None and other is not None and self.tried < TRIES and sizes.is_large(made):
             self.tried += 1
 
-            def make() -> bool:
+            def make() -> None:
                 self.templates = sizes.templates(made, other)
-                return emit.begin()[1] > 0
 
             try:
-                self._count(in_own_thread(make))
+                self._count(needs_compiler(make))
             except Refused as why:
                 self.padding = str(why)
         known = self.templates
@@ -155,12 +153,7 @@ class CompiledGraph:
                 return ""
 
             recorded = self._recorded(args, bucket, [{**now, **dict.fromkeys(symbols, size)} for size in bucket])
-
-            def make() -> bool:
-                sizes.make_ready(now[symbols[0]], made, recorded)
-                return emit.begin()[1] > 0
-
-            self._count(in_own_thread(make))
+            self._count(needs_compiler(lambda: sizes.make_ready(now[symbols[0]], made, recorded)))
         except (Refused, Unfit, NodeFailed) as why:
             self.padding = str(why)
             if bucket is not None:
@@ -190,11 +183,15 @@ class CompiledGraph:
         told = {"forms": self.compiled, "changes": found, "unfit": why, "backward": self.backward, "site": site}
         LOG.emit("graph", **told, bucket=bucket, unpadded="" if bucket else self.padding)
 
+    def _is_native(self) -> bool:
+        """Whether torch alone runs the ops, now."""
+        return self.config.mode == "off" or is_forked() or _is_traced()
+
     def _by_ops(self, args: list[Any]) -> Any:
         given = list(args)
         args.clear()
         interpreter = Interpreter(self.graph)
-        if self.config.mode == "off" or is_forked() or _other_device(given) or _is_traced():
+        if _other_device(given) or self._is_native():
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...compiling import emit
 from ...devices.host.device import HOST
 from ...executing import run
 from ...log.reasons import Reason
 from ...quiet import unobserved
 from ...recording import native
 from .results import Results
-from .stage import Slots, Stage, in_own_thread
+from .stage import Slots, Stage, needs_compiler
 from .templates import fetched, read
 
 Tensor = torch.Tensor
@@ -104,13 +103,12 @@ class Program:
     def make_ready(self) -> bool:
         """Load or compile all that it needs. Returns whether the compiler was needed."""
 
-        def make() -> bool:
+        def make() -> None:
             for step in self.steps:
                 if isinstance(step, Stage):
                     step.kept.fill(step.work)
-            return emit.begin()[1] > 0  # a thread's own seconds
 
-        return in_own_thread(make)
+        return needs_compiler(make)
 
     def __call__(self, args: list[Any]) -> Any:
         """Run it; empties `args`, so that what is not needed any more is freed on the way."""

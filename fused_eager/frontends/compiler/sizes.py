@@ -182,7 +182,7 @@ def templates(now: Program, before: Program) -> Templates:
 
 def take(known: Templates, now: Program) -> bool:
     """Give a program the executables of blocks of rows, if it is one of these and long enough to gain."""
-    stages = [step for step in now.steps if isinstance(step, Stage)]
+    stages = _stages(now)
     if len(stages) != len(known):
         return False
     pairs = list(zip(stages, known, strict=True))
@@ -196,5 +196,9 @@ def take(known: Templates, now: Program) -> bool:
     return True
 
 
+def _stages(program: Program) -> list[Stage]:
+    return [step for step in program.steps if isinstance(step, Stage)]
+
+
 def _works(program: Program) -> list[Work]:
-    return [step.work for step in program.steps if isinstance(step, Stage)]
+    return [stage.work for stage in _stages(program)]

@@ -65,6 +65,16 @@ def in_own_thread(make: Callable[[], T]) -> T:
     return found.pop()
 
 
+def needs_compiler(make: Callable[[], object]) -> bool:
+    """Make executables on such a thread. Returns whether the compiler was needed."""
+
+    def made() -> bool:
+        make()
+        return emit.begin()[1] > 0  # a thread's own seconds
+
+    return in_own_thread(made)
+
+
 @dataclass(slots=True)
 class Stage:
     """A part of the graph that is one stream: where its inputs lie, and where its values go."""
@@ -77,7 +87,6 @@ class Stage:
     kept: load.Kept = field(default_factory=load.Kept)
     _prepared: Prepared | None = None
     _is_prepared: Ready | None = None  # for which executables that was asked
-    _borrowed: dict[int, tuple[Any, int]] = field(default_factory=dict)  # inputs as arrays, and where they were
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
@@ -126,15 +135,8 @@ class Stage:
                 over(target, g).copy_(over(value, g))
 
     def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
-        donatable, known, values = self.work.donatable, self._borrowed, {}
-        for vid, home, slot, start in self.inputs:
-            address = slots[slot].data_ptr() + start
-            found, where = known.get(vid, _NOTHING)
-            if where != address:  # most of a model stays where it is
-                found = HOST.borrow(address, home, vid in donatable)
-                if vid not in donatable and found.unsafe_buffer_pointer() == address:  # else it is a copy
-                    known[vid] = found, address
-            values[vid] = found
+        donatable = self.work.donatable
+        values = {v: HOST.borrow(slots[s].data_ptr() + at, home, v in donatable) for v, home, s, at in self.inputs}
         quick.run(values)
         return values
 
@@ -145,9 +147,6 @@ class Stage:
             t = slots[slot]
             stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
         return run.run_ahead(stream, ready, self.work.donatable, self.reason)
-
-
-_NOTHING: tuple[Any, int] = (None, -1)
 
 
 def _tensor(value: Any) -> Tensor:
