@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ...compiling.caching import keeper
 from ...config import Config, OptionError, resolve
 from ...devices.host.device import HOST
 from ..context.tracers import leave_us_out
+from . import autograd_cache
 from .graphs import CompiledGraph
 
 # torch's own words for how much a compiler may do, and the options they stand for.
@@ -71,19 +73,25 @@ def compile_graph(
     """
     leave_us_out()
     config = configured(mode, options)
-    keeper(config)
+    keeps = keeper(config) is not None and autograd_cache.keeps(graph, inputs)
     HOST.housekeeping.begin()
 
-    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        known = torch._guards.TracingContext.get().fw_metadata
-        return CompiledGraph(graph, config, backward=False, shown=known.num_forward if known is not None else None)
+    compiled = autograd_cache.KeptGraph if keeps else CompiledGraph
 
+    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        known = torch._guards.TracingContext.get().fw_metadata
+        return compiled(graph, config, backward=False, shown=known.num_forward if known is not None else None)
+
+    compilers = {
+        "fw_compiler": forward,
+        "bw_compiler": lambda graph, inputs: compiled(graph, config, backward=True),
+        "inference_compiler": lambda graph, inputs: compiled(graph, config, backward=False),
+    }
     make = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=lambda graph, inputs: CompiledGraph(graph, config, backward=True),
-        inference_compiler=lambda graph, inputs: CompiledGraph(graph, config, backward=False),
+        **(autograd_cache.serializable(compilers) if keeps else compilers),
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="fused_eager"),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    return make(graph, inputs)
+    with autograd_cache.kept(config) if keeps else nullcontext():
+        return make(graph, inputs)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fused_eager.frontends.compiler.backend import compile_graph
@@ -77,14 +79,20 @@ UPDATES = [name for name in PROGRAMS if name.startswith("update_of") and name !=
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_does_what_it_does_in_eager(name: str, trains: bool) -> None:
+def test_a_program_does_what_it_does_in_eager(name: str, trains: bool, tmp_path: Path, monkeypatch: Any) -> None:
     if trains and name in UPDATES:
         pytest.skip("eager refuses to update a leaf that requires a gradient")
     torch.manual_seed(0)
     function, args = PROGRAMS[name]()
-    others = {"checked": copy.deepcopy(function), "prepared": copy.deepcopy(function)}
+    others = {how: copy.deepcopy(function) for how in ("checked", "prepared", "kept", "read")}
     expected = outcome(function, function, args, trains)
+    # Each folder is used twice: the second time, what AOTAutograd made is read from it.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     for how, other in others.items():
         torch._dynamo.reset()
-        compiled = torch.compile(other, backend=compile_graph, options={"validate": how == "checked"})
+        options = {"validate": how == "checked", "cache": "" if how in ("kept", "read") else "off"}
+        compiled = torch.compile(other, backend=compile_graph, options=options)
+        counters.clear()
         same(expected, outcome(other, compiled, args, trains), f"{name}, {how}")
+    counted = counters["aot_autograd"]
+    assert not counted["autograd_cache_miss"] or counted["autograd_cache_bypass"], "it was not read"
