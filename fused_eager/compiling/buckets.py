@@ -84,8 +84,9 @@ def planned(streams: Streams, islands: dict[int, str]) -> Planned:
     Raises:
         Refused: it is not the same stream at every size, or what is padded would be seen.
     """
-    high = streams.high
-    if high.homes == streams.low.homes:
+    high, low = streams.high, streams.low
+    if high.homes == low.homes and all(a.uses == b.uses and a.signature[0] == b.signature[0]  # type: ignore[index]
+                                       for a, b in zip(high.nodes, low.nodes, strict=False)):  # fmt: skip
         raise Refused("no value changes its size")
     _check(streams)
     most, room = high.config.max_region, high.device.housekeeping.room

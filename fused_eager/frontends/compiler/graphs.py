@@ -149,9 +149,9 @@ class CompiledGraph:
         bucket, now = None, self.sizes
         try:
             symbols, bucket = sizes.varying(before, now)
+            bucket = sizes.allowed(self.graph, symbols, now, bucket)
             if bucket in self.refused or len(self.refused) >= TRIES:
                 return ""
-
             recorded = self._recorded(args, bucket, [{**now, **dict.fromkeys(symbols, size)} for size in bucket])
             self._count(needs_compiler(lambda: sizes.make_ready(now[symbols[0]], made, recorded)))
         except (Refused, Unfit, NodeFailed) as why:
@@ -169,7 +169,10 @@ class CompiledGraph:
         found = self.buckets.get(key)
         if found is None:
             given = [largest, *(sizes.at(self.graph, args, env) for env in envs[1:])]
-            high, low, middle = (Capture(self.graph, self.config).program(each) for each in given)
+            try:
+                high, low, middle = (Capture(self.graph, self.config).program(each) for each in given)
+            except Exception as why:  # what refuses the largest need not refuse what the graph is called with
+                raise Refused(f"it cannot be recorded at another size: {why}") from why
             found = self.buckets[key] = sizes.Recorded(bucket, (high, low, middle))
         return found
 

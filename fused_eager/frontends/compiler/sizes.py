@@ -114,6 +114,41 @@ def varying(before: Env, now: Env) -> tuple[list[Any], Bucket]:
     return found, bucket_of(size)
 
 
+def allowed(graph: GraphModule, symbols: Sequence[Any], now: Env, bucket: Bucket) -> Bucket:
+    """The part of a bucket for which Dynamo calls this graph: at other sizes, its ops need not make sense.
+
+    Raises:
+        Refused: that part is too small to tell what is linear in the size.
+    """
+    guards = _guards(graph)
+
+    def fits(size: int) -> bool:
+        env = {**now, **dict.fromkeys(symbols, size)}
+        try:
+            return all(guard.subs(env) != False for guard in guards)  # noqa: E712: sympy's own
+        except Exception:  # such as a division by zero
+            return False
+
+    size = now[symbols[0]]
+    high = next(n for n in range(bucket.high, size - 1, -1) if n == size or fits(n))
+    low = next(n for n in range(bucket.low, size + 1) if n == size or fits(n))
+    between = sorted(range(low + 1, high), key=lambda n: abs(n - bucket.middle))
+    middle = next(filter(fits, between), None)
+    if middle is None:
+        raise Refused("few sizes of its bucket belong to this graph")
+    return Bucket(high, low, middle)
+
+
+def _guards(graph: GraphModule) -> list[Any]:
+    """What Dynamo asks of a graph's symbols at each call, as conditions of sympy's."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        for n in (*val.shape, *val.stride()) if isinstance(val, Tensor) and val.layout is torch.strided else (val,):
+            if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return [guard.expr for guard in n.node.shape_env.guards]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The programs of a bucket's sizes, and what is known to run their stages."""

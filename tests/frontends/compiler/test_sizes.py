@@ -194,6 +194,44 @@ def test_what_gets_smaller_as_the_size_grows_is_not_padded(seen: list[Event]) ->
     assert {e.data["unpadded"] for e in seen if e.kind == "graph"} == {"", "a value gets smaller as the size grows"}
 
 
+def test_sizes_for_which_a_graph_is_not_made_are_left_out_of_a_bucket(seen: list[Event]) -> None:
+    table = torch.randn(20, 3)
+    f: Callable[[Tensor], Tensor] = lambda x: x.softmax(0) + table[: x.shape[0]]  # noqa: E731
+    compiled = torch.compile(f, backend=compile_graph, dynamic=True)
+    for n in (9, 18, 20, 17):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), f(x))
+    with pytest.raises(RuntimeError):
+        compiled(torch.randn(21, 3))
+    by_pairs = torch.compile(lambda x: x.view(x.shape[0] // 2, 2, 3).sum(1), backend=compile_graph, dynamic=True)
+    for n in (8, 10, 12):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(by_pairs(x), x.view(n // 2, 2, 3).sum(1))
+    told = [(e.data["bucket"], e.data["unpadded"]) for e in seen if e.kind == "graph"]
+    few = ("", "few sizes of its bucket belong to this graph")
+    assert told == [("", ""), *[("17 to 20", "")] * 3, ("", ""), few, few]
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_a_place_in_a_cache_that_counts_on_is_compiled_once_for_a_bucket(rows: int, seen: list[Event]) -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.memory, self.at = torch.zeros(rows, 3), 0
+
+    def f(cache: Cache, x: Tensor) -> Tensor:
+        cache.memory[cache.at] = x
+        cache.at += 1
+        return cache.memory[: cache.at].sum(0)
+
+    compiled, ours, plain = torch.compile(f, backend=compile_graph), Cache(), Cache()
+    for _ in range(min(rows, 16)):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(ours, x), f(plain, x))
+        torch.testing.assert_close(ours.memory, plain.memory)
+    if rows > 16:  # two of them are constants to Dynamo
+        assert sum(e.kind in ("compile", "cache-load") for e in seen) <= 6
+
+
 def test_an_index_is_checked_against_the_size_and_not_against_the_bucket() -> None:
     compiled = torch.compile(lambda x, i: x[i] * 2, backend=compile_graph, dynamic=True)
     x = torch.arange(24.0)
