@@ -47,8 +47,8 @@ def record_ahead(stream: Stream, info: OpInfo, args: Any, kwargs: dict[str, Any]
     if call.alias:
         return through(info.op, args, kwargs)
     why = refusal(stream, info, tensors, call.written, call.overlapping)
-    if call.doubt and not info.island and call.structure not in TRUSTED:
-        why = why or call.doubt
+    if call.structure not in TRUSTED:
+        why = why or (call.unlike if info.island else call.doubt)
     if why:
         raise Refused(why)
     of_kind = kinds(scalars)

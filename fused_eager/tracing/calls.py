@@ -26,7 +26,7 @@ from .infer import Inferred, Unknown, infer
 from .node import Hole, Ref
 from .opinfo import HIDDEN_WRITES, OpInfo
 from .pattern import INT64, freeze, pattern
-from .rehearsal import is_beyond, rehearse, rehearse_alone
+from .rehearsal import OTHER_DTYPES, OTHER_SHAPES, is_beyond, rehearse, rehearse_alone
 from .structure import Call, Output, View
 
 Tensor = torch.Tensor
@@ -237,6 +237,7 @@ def make_call(
         set(),
         rows,
         tuple([(n, pattern((kwargs[n],), seen, info.names.index(n) in hoisted)) for n in sorted(kwargs)]),
+        doubt if doubt in (OTHER_SHAPES, OTHER_DTYPES) else "",
     )
     CALLS[key] = call
     return call

@@ -39,6 +39,8 @@ SMALL = 2**16  # elements: a rehearsal costs next to nothing
 LARGE = 2**24  # elements: above, a rehearsal would cost too much
 IMPORT_S = 0.5  # seconds, about, that the import of what inference needs takes
 HUGE = 2**28  # above, it would take memory that the program may need, even where shape inference cannot be trusted
+OTHER_SHAPES = "a rehearsal returned other shapes than inferred"
+OTHER_DTYPES = "a rehearsal returned other dtypes than inferred"
 _USUAL = ({torch.float32}, {torch.float64})
 
 
@@ -117,9 +119,9 @@ def rehearse(
     if unfit:
         return Unknown(unfit)
     if [tuple(t.shape) for t in real] != [s.shape for s in inferred.fresh]:  # of some ops they depend on values
-        return inferred, "a rehearsal returned other shapes than inferred"
+        return inferred, OTHER_SHAPES
     if op.namespace != "aten" and [t.dtype for t in real] != [s.dtype for s in inferred.fresh]:
-        return inferred, "a rehearsal returned other dtypes than inferred"
+        return inferred, OTHER_DTYPES
     specs = tuple(Spec(tuple(t.shape), t.dtype, tuple(t.stride()), t.device) for t in real)
     return Inferred(specs, inferred.template), ""
 

@@ -53,3 +53,4 @@ class Call:
     taken: set[bytes]  # the kinds of its numbers that ATen takes, as far as it has been asked
     rows: tuple[Row, ...]  # what the arguments look like, and by name those given so
     named: tuple[tuple[str, tuple[Row, ...]], ...]
+    unlike: str = ""  # what a rehearsal showed to be otherwise than shape inference says

@@ -343,11 +343,14 @@ class Capture:
                 made.append(Made(self._slot()))
                 return Opaque(self.slots - 1, True)
             found = self._stand_in(val)
-            form = (tuple(val.shape), val.stride(), val.dtype) if isinstance(found, Tensor) else ()
+            is_read = read is None or len(made) in read
+            form = (tuple(val.shape), val.stride(), val.dtype) if is_read and isinstance(found, Tensor) else ()
             made.append(Made(self.slots - 1, *form))
             return found
 
         val = promised(node, target, args, kwargs)
+        # Of some ops torch's shape function is mistaken in what hardly anybody reads.
+        read = _read(node, val)
         template = mapped(self._template, list(args)), mapped(self._template, kwargs)
         out = mapped(stand_in, val)
         self.steps.append(Call(target, *template, tuple(made)))
@@ -399,6 +402,16 @@ class Capture:
 def _is_all(t: Tensor) -> bool:
     """Whether a tensor is dense and begins where its storage does, so that a copy is laid out as it is."""
     return not t.storage_offset() and is_dense(tuple(t.shape), t.stride()) and not (t.is_conj() or t.is_neg())
+
+
+def _read(node: Node, val: Any) -> set[int] | None:
+    """Which of the values that a call returns are read, as their numbers among those that are there; None if all may
+    be."""
+    if not isinstance(val, tuple) or any(isinstance(v, (list, tuple)) for v in val):
+        return None
+    if any(user.target is not operator.getitem for user in node.users):
+        return None
+    return {sum(v is not None for v in val[: user.args[1]]) for user in node.users if user.users}  # type: ignore[misc]
 
 
 def _name(op: OpOverload) -> str:

@@ -107,3 +107,13 @@ def test_the_gradient_of_a_view_by_strides_is_no_island(seen: list[Event]) -> No
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
     assert not [e for e in seen if e.kind == "island"]
+
+
+def test_what_torch_promises_wrongly_and_nobody_reads_is_not_asked_for() -> None:
+    """Of the bags' sizes, torch's shape function says another shape than ATen returns."""
+    bag, at = torch.nn.EmbeddingBag(7, 3), torch.tensor([[1, 2, 3], [0, 1, 1]])
+    compiled = torch.compile(bag, backend=compile_graph)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(at), bag(at))
+    compiled(at).sum().backward()
+    assert bag.weight.grad is not None and bag.weight.grad.sum() == 6
