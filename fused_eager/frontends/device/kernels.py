@@ -16,7 +16,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
-from fused_eager.fusion_rules.lowering import map_leaves
+from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
@@ -73,19 +73,49 @@ def _brought(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tup
     list op are brought to the device; a device that is named is the one whose ops are recorded.
 
     Raises:
-        RuntimeError: a tensor is elsewhere.
+        RuntimeError: a tensor is elsewhere, or a number that the host has is to be written: what is written would be a
+            copy of it.
     """
+    kept = set(map(id, _written(info, args, kwargs)))
 
     def enter(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or door.device.holds(leaf):
             return leaf
         is_index = info.op._schema.name in _INDEXED and _is_index(leaf)
-        if leaf.is_cpu and (leaf.ndim == 0 or is_index or info.op in _NUMBERED):
+        if leaf.is_cpu and id(leaf) not in kept and (leaf.ndim == 0 or is_index or info.op in _NUMBERED):
             return transfers.to_device(door, leaf)
         raise RuntimeError(transfers.DIFFER.format(f"{door.device.name} and {leaf.device}", info.op))
 
     kwargs = {k: SEEN_AS if k == "device" and v is not None else map_leaves(enter, v) for k, v in kwargs.items()}
     return [map_leaves(enter, a) for a in args], kwargs
+
+
+def _written(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an op writes."""
+    found = [args[at] if at < len(args) else kwargs.get(info.names[at]) for at in info.written]
+    return [t for t in leaves(found) if isinstance(t, Tensor)]
+
+
+def _writes_numbers_of_the_host(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an op writes tensors of the host's, each one number, and all others are numbers too: so does a compiled
+    optimizer with its counters, if the learning rate is on the device."""
+    written = _written(info, args, kwargs)
+    if not written or not all(t.is_cpu for t in written):
+        return False
+    return all(t.ndim == 0 for t in leaves([args, kwargs]) if isinstance(t, Tensor))
+
+
+def _on_the_host(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An op on the host, with the values that the device has of its arguments."""
+
+    def fetch(leaf: Any) -> Any:
+        there = isinstance(leaf, Tensor) and not leaf.is_cpu
+        return transfers.to_host(leaf, Reason("sync.value", str(info.op))) if there else leaf
+
+    out = info.op(*[map_leaves(fetch, a) for a in args], **{k: map_leaves(fetch, v) for k, v in kwargs.items()})
+    if info.writes_list:
+        torch.autograd.graph.increment_version(args[info.written[0]])
+    return out
 
 
 _INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
@@ -120,6 +150,8 @@ def _recorded(info: OpInfo) -> Callable[..., Any]:
         if door is None:
             raise RuntimeError(f"{info.op} was called for a device, and none of its arguments is on one")
         if _needs_bringing(args, kwargs):
+            if _writes_numbers_of_the_host(info, args, kwargs):
+                return _on_the_host(info, args, kwargs)
             args, kwargs = _brought(door, info, args, kwargs)
         out = transfers.recorded(door, info, args, kwargs)
         if info.writes_list:
