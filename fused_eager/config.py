@@ -363,6 +363,20 @@ def resolve(options: Mapping[str, object] | None = None, environ: Mapping[str, s
     return config.replace(**options) if options else config
 
 
+# Torch's own words for how much a compiler may do, and the options they stand for.
+_COMPILED: dict[str, dict[str, object]] = {
+    **dict.fromkeys(("default", "reduce-overhead"), {"compile": "wait"}),
+    **dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), {}),  # heavy calls are measured
+}
+
+
+def of_compiled(mode: str | None, options: Mapping[str, object] | None) -> Config:
+    """The options of a function of `torch.compile`. Raises `OptionError` for a mode or an option that there is not."""
+    if (mode or "default") not in _COMPILED:
+        raise OptionError(f"there is no mode {mode!r} of torch.compile's; allowed: {', '.join(_COMPILED)}")
+    return resolve({**_COMPILED[mode or "default"], **(options or {})})
+
+
 def settings(
     options: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Setting, ...]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.utils.checkpoint import checkpoint
 
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.frontends.device.dynamo import tpu
@@ -74,3 +78,63 @@ def test_an_error_of_a_graph_names_the_line_of_the_program() -> None:
     line = chosen.__code__.co_firstlineno + 1
     with pytest.raises(IndexError, match=f"index 7 is out of bounds.* at {__file__}:{line}"):
         torch.compile(chosen, backend=tpu)(torch.ones(3, device=TPU), torch.tensor([7], device=TPU)).tolist()
+
+
+BOTH = pytest.mark.parametrize("backend", [tpu, compile_graph], ids=["tpu", "fused_eager"])
+
+
+@BOTH
+def test_a_part_that_is_computed_again_draws_the_same_numbers(backend: Any) -> None:
+    def part(x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5).sin()
+
+    whole: Callable[[Tensor], Tensor] = lambda x: checkpoint(part, x, use_reentrant=False)  # noqa: E731
+    for function in (whole, torch.compile(whole, backend=backend)):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            x = torch.ones(200, device=TPU, requires_grad=True)
+            y = function(x)
+            between = torch.rand(1, device=TPU)
+            y.sum().backward()
+            assert x.grad is not None and torch.equal((y == 0).cpu(), (x.grad == 0).cpu())
+            drawn = [t.detach().cpu() for t in (y, between, torch.rand(1, device=TPU))]
+            if function is whole and seed == 0:
+                first = drawn
+            assert seed or all(map(torch.equal, drawn, first))
+
+
+@BOTH
+def test_a_compiled_optimizer_takes_its_learning_rate_from_the_device(backend: Any) -> None:
+    """Its counters are on the host, and what they are corrected by is divided in place."""
+    found = []
+    for device in (TPU, "cpu"):
+        torch._dynamo.reset()
+        parameter = nn.Parameter(torch.arange(3.0, device=device))
+        optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.1, device=device))
+        step = torch.compile(optimizer.step, backend=backend) if device == TPU else optimizer.step
+        for _ in range(2):
+            parameter.grad = torch.ones(3, device=device)
+            step()
+        found.append(parameter.detach().cpu())
+    torch.testing.assert_close(*found)
+
+
+def test_what_is_written_on_the_host_is_no_copy_of_it() -> None:
+    there = torch.tensor(0.5, device=TPU)
+    numbers = [torch.tensor(2.0), torch.tensor(3.0)]
+    torch._foreach_div_(numbers, there)
+    numbers[0].add_(there)
+    assert [n.item() for n in numbers] == [4.5, 6.0]
+    for call in (lambda: torch._foreach_add_([there, numbers[0]], 1), lambda: torch.ones(2).add_(there)):
+        with pytest.raises(RuntimeError, match="same device"):
+            call()
+
+
+def test_the_device_has_one_set_of_options() -> None:
+    x = torch.ones(2, device=TPU)
+    for mode in ("reduce-overhead", "max-autotune"):
+        assert torch.compile(lambda x: x + 1, backend=tpu, mode=mode)(x).tolist() == [2, 2]
+    assert torch.compile(lambda x: x + 2, backend=tpu, options={"native": "never"})(x).tolist() == [3, 3]
+    for options, said in (({"max_region": 7}, "set FUSED_EAGER_MAX_REGION"), ({"nope": 1}, "nope")):
+        with pytest.raises(BackendCompilerFailed, match=f"OptionError: (.|\n)*{said}"):
+            torch.compile(lambda x: x + 3, backend=tpu, options=options)(x)

@@ -16,30 +16,19 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ...compiling.caching import keeper
-from ...config import Config, OptionError, resolve
+from ...config import Config, of_compiled
 from ...devices.host.device import HOST
 from ..context.tracers import leave_us_out
 from . import autograd_cache
 from .graphs import CompiledGraph
 
-# torch's own words for how much a compiler may do, and the options they stand for.
-MODES: dict[str, dict[str, Any]] = {
-    "default": {"compile": "wait"},
-    "reduce-overhead": {"compile": "wait"},
-    "max-autotune": {},  # heavy calls are measured, and left to ATen where that is faster
-    "max-autotune-no-cudagraphs": {},
-}
-
-
 def configured(mode: str | None, options: Mapping[str, Any] | None) -> Config:
-    """The options of a compiled function.
+    """The options of a compiled graph.
 
     Raises:
         OptionError: a mode or an option that there is not, or a value that is not allowed.
     """
-    if (mode or "default") not in MODES:
-        raise OptionError(f"there is no mode {mode!r} of torch.compile's; allowed: {', '.join(MODES)}")
-    config = resolve({**MODES[mode or "default"], **(options or {})})
+    config = of_compiled(mode, options)
     # One op at a time there: each is a region of its own.
     return config.replace(max_region=1) if config.mode in ("strict", "debug") else config
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims import rng_prims
 from torch.fx import GraphModule, Interpreter
 
 from fused_eager.fusion_rules.padded import Refused
@@ -193,11 +194,43 @@ class CompiledGraph:
     def _by_ops(self, args: list[Any]) -> Any:
         given = list(args)
         args.clear()
-        interpreter = Interpreter(self.graph)
+        interpreter = _Ops(self.graph)
         if _other_device(given) or self._is_native():
             return interpreter.boxed_run(given)
         with fused_eager(**_options(self.config)):
             return interpreter.boxed_run(given)
+
+
+class _Ops(Interpreter):
+    """Runs a graph's ops. To draw the same numbers in a forward and a backward pass, torch has two ops for devices that
+    it knows; here they are for others."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        again = target is rng_prims.run_with_rng_state
+        if not again and target is not rng_prims.run_and_save_rng_state:
+            return super().call_function(target, args, kwargs)
+        device = _other_device([kwargs.get("device"), *args])
+        if not device:
+            return super().call_function(target, args, kwargs)
+        before, (op, *operands) = _random_state(device), args[again:]
+        if not again:
+            return before, op(*operands, **kwargs)
+        _go_on_from(args[0], device)
+        try:
+            return op(*operands, **kwargs)
+        finally:
+            _go_on_from(before, device)
+
+
+def _random_state(device: str) -> torch.Tensor:
+    """What random numbers come of on a device: its own state, and the host's, from which they may be drawn."""
+    return torch.cat([torch.get_rng_state(), torch.get_device_module(device).get_rng_state(device)])
+
+
+def _go_on_from(state: torch.Tensor, device: str) -> None:
+    host = len(torch.get_rng_state())
+    torch.set_rng_state(state[:host])
+    torch.get_device_module(device).set_rng_state(state[host:], device)
 
 
 def _is_traced() -> bool:
@@ -206,8 +239,9 @@ def _is_traced() -> bool:
 
 
 def _other_device(args: Sequence[Any]) -> str:
-    """The device of a tensor that is not in the host's memory; "" if all are."""
-    return next((str(a.device) for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"), "")
+    """The device, of a tensor or by itself, that is not the host; "" if there is none."""
+    devices = (a.device if isinstance(a, torch.Tensor) else a for a in args)
+    return next((str(d) for d in devices if isinstance(d, torch.device) and d.type != "cpu"), "")
 
 
 def _options(config: Config) -> dict[str, Any]:

@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from ...config import OptionError, find, of_compiled
 from ...log.graph_site import name_lines
 from ..context.tracers import leave_us_out
+from .doors import DOORS
 
 
-def tpu(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
-    """A graph as what runs it: its own code. Regions are the device's, as for a program that is not compiled."""
+def tpu(
+    graph: Any, inputs: list[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """A graph as what runs it: its own code. Regions are the device's, as for a program that is not compiled.
+
+    Args:
+        mode: torch's own; one is as good as another here.
+        options: the device's, as they are: it has the same for all its ops.
+
+    Raises:
+        OptionError: there is no such mode or option, or the device has another value for it.
+    """
+    config = of_compiled(mode, options)
+    for name in options or {}:
+        given = getattr(config, name)
+        for door in DOORS:
+            now = getattr(door.stream.config, name)
+            if given != now:
+                raise OptionError(
+                    f"option {name!r} cannot be {given!r} for one function: all ops of the device share it, and it is "
+                    f"{now!r}; set {find(name).env} for the program"
+                )
     leave_us_out()
     name_lines(graph)
+    for part in graph.modules():
+        if isinstance(part, GraphModule):
+            _checkpoint(part)
     run: Callable[..., Any] = graph.forward
     return run
+
+
+def _checkpoint(graph: GraphModule) -> None:
+    """Have checkpoints in a graph draw the same random numbers again. Torch leaves that to what comes after Dynamo, and
+    runs their own op without."""
+    found = [node for node in graph.graph.nodes if str(node.target) == "tag_activation_checkpoint"]
+    for node in found:
+        node.target = checkpointed
+    if found:
+        graph.recompile()
+
+
+def checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """A part of a graph that is computed again in the backward pass, as in a program that is not compiled."""
+    contexts = body.meta.get("_checkpoint_context_fn", noop_context_fn)
+    return checkpoint(body.forward, *args, **{**kwargs, "use_reentrant": False, "context_fn": contexts})
