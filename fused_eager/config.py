@@ -365,8 +365,10 @@ def resolve(options: Mapping[str, object] | None = None, environ: Mapping[str, s
 
 # Torch's own words for how much a compiler may do, and the options they stand for.
 _COMPILED: dict[str, dict[str, object]] = {
-    **dict.fromkeys(("default", "reduce-overhead"), {"compile": "wait"}),
-    **dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), {}),  # heavy calls are measured
+    "default": {"compile": "wait"},
+    "reduce-overhead": {"compile": "wait"},
+    "max-autotune": {},  # heavy calls are measured, and left to ATen where that is faster
+    "max-autotune-no-cudagraphs": {},
 }
 
 

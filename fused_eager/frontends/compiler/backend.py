@@ -22,6 +22,7 @@ from ..context.tracers import leave_us_out
 from . import autograd_cache
 from .graphs import CompiledGraph
 
+
 def configured(mode: str | None, options: Mapping[str, Any] | None) -> Config:
     """The options of a compiled graph.
 

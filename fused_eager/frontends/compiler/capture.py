@@ -411,7 +411,8 @@ def _read(node: Node, val: Any) -> set[int] | None:
         return None
     if any(user.target is not operator.getitem for user in node.users):
         return None
-    return {sum(v is not None for v in val[: user.args[1]]) for user in node.users if user.users}  # type: ignore[misc]
+    places: list[Any] = [user.args[1] for user in node.users if user.users]
+    return {sum(v is not None for v in val[:at]) for at in places}
 
 
 def _name(op: OpOverload) -> str:

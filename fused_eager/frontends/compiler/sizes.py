@@ -120,12 +120,14 @@ def allowed(graph: GraphModule, symbols: Sequence[Any], now: Env, bucket: Bucket
     Raises:
         Refused: that part is too small to tell what is linear in the size.
     """
+    from sympy import false  # type: ignore[import-untyped] # torch has imported it to trace the graph
+
     guards = _guards(graph)
 
     def fits(size: int) -> bool:
         env = {**now, **dict.fromkeys(symbols, size)}
         try:
-            return all(guard.subs(env) != False for guard in guards)  # noqa: E712: sympy's own
+            return not any(guard.subs(env) is false for guard in guards)
         except Exception:  # such as a division by zero
             return False
 
