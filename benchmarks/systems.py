@@ -101,15 +101,21 @@ def _graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _compile(function: Any) -> Any:
-    return torch.compile(function)
+AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
-def _compile_fused(function: Any) -> Any:
-    # Not by its name: a checkout has no entry points.
-    from fused_eager.frontends.compiler.backend import compile_graph
+def _inductor(mode: str | None = None) -> Wrap:
+    return lambda function: torch.compile(function, mode=mode)
 
-    return torch.compile(function, backend=compile_graph)
+
+def _our_backend(mode: str | None = None) -> Wrap:
+    def wrap(function: Any) -> Any:
+        # Not by its name: a checkout has no entry points.
+        from fused_eager.frontends.compiler.backend import compile_graph
+
+        return torch.compile(function, backend=compile_graph, mode=mode)
+
+    return wrap
 
 
 def _ours(name: str, about: str) -> System:
@@ -118,6 +124,22 @@ def _ours(name: str, about: str) -> System:
 
 def _fused(name: str, about: str, enter: Callable[[], AbstractContextManager[Any]]) -> System:
     return System(name, about, enter, _sync, _wait, _finish, compilations=regions_compiled, waiting=_resting)
+
+
+def _compiled(name: str, about: str, mode: str | None = None) -> System:
+    return System(
+        name,
+        about,
+        nullcontext,
+        wrap=_inductor(mode),
+        compilations=_graphs_compiled,
+        same_random=False,
+        optional=True,
+    )
+
+
+def _compiled_fused(name: str, about: str, mode: str | None = None) -> System:
+    return System(name, about, nullcontext, wrap=_our_backend(mode), compilations=regions_compiled)
 
 
 def _torchax(name: str, about: str, wrap: Wrap = _as_it_is) -> System:
@@ -150,22 +172,10 @@ SYSTEMS: dict[str, System] = {
             _mode("fused", native="never"),
         ),
         _fused("reported", "fused, with the event log written to a file", _reported),
-        System(
-            "compile",
-            "torch.compile (inductor) around the model or the function, which the user has to add",
-            nullcontext,
-            wrap=_compile,
-            compilations=_graphs_compiled,
-            same_random=False,
-            optional=True,
-        ),
-        System(
-            "compile_fused",
-            'torch.compile(backend="fused_eager") around the model or the function',
-            nullcontext,
-            wrap=_compile_fused,
-            compilations=regions_compiled,
-        ),
+        _compiled("compile", "torch.compile (inductor) around the model or the function, which the user has to add"),
+        _compiled("compile_autotune", f"the same, mode {AUTOTUNE!r}", AUTOTUNE),
+        _compiled_fused("compile_fused", 'torch.compile(backend="fused_eager") around the model or the function'),
+        _compiled_fused("compile_fused_autotune", f"the same, mode {AUTOTUNE!r}", AUTOTUNE),
         _torchax("torchax", "torchax in eager mode, one op at a time (the extra `peers`)"),
         _torchax("torchax_jit", "torchax, the model or the function jitted, which the user has to add", peers.jitted),
     )
