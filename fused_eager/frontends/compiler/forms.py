@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 from torch.fx import GraphModule
 
 from fused_eager.fusion_rules import precision
@@ -15,6 +16,7 @@ from .values import is_static
 Tensor = torch.Tensor
 Form = tuple[Hashable, ...]
 _switches = precision.switches
+GUARDS = 8  # times, at most, that torch is told what to check: it is no gain where the program keeps changing
 
 
 def form_of(args: Sequence[Any]) -> Form:
@@ -42,6 +44,8 @@ class Forms:
     says of them."""
 
     def __init__(self, graph: GraphModule):
+        self._guards: TensorGuards | None = None  # torch's own check of tensors that are what the graph says of them
+        self._guards_made = 0
         self.fixed: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = []
         self.free: list[int] = []
         for at, node in enumerate(graph.graph.find_nodes(op="placeholder")):
@@ -51,18 +55,39 @@ class Forms:
                 self.fixed.append((at, torch.Size(val.shape), tuple(val.stride()), val.dtype))
             else:
                 self.free.append(at)
+        self._positions = [at for at, *_ in self.fixed]
 
     def key(self, args: Sequence[Any]) -> Form:
         """The same for arguments of one form, and for no others."""
+        known = [args[at] for at in self._positions]
+        if self._guards is None or not self._guards.check(*known):
+            if not self._are_fixed(args):
+                return form_of(args)
+            self._guard(known)
+        return (_switches(), *[_form(args[at]) for at in self.free])
+
+    def _guard(self, known: Sequence[Tensor]) -> None:
+        """Have torch check such tensors from now on, in a tenth of the time. It knows no others than these, neither
+        with gradients where these have none nor in another mode of autocast; then they are looked at one by one."""
+        if self._guards_made == GUARDS:
+            self._guards = None
+            return
+        self._guards_made += 1
+        sizes: Any = [list(t.shape) for t in known]
+        strides: Any = [list(t.stride()) for t in known]
+        self._guards = TensorGuards(*known, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+
+    def _are_fixed(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments that the graph says all of are like that."""
         for at, size, strides, dtype in self.fixed:
             t = args[at]
             if type(t) is not Tensor and not isinstance(t, Tensor):
-                return form_of(args)
+                return False
             if t.dtype is not dtype or t.shape != size or t.layout is not _STRIDED or t.stride() != strides:
-                return form_of(args)
+                return False
             if t.is_neg() or t.is_conj():
-                return form_of(args)
-        return (_switches(), *[_form(args[at]) for at in self.free])
+                return False
+        return True
 
 
 _STRIDED = torch.strided

@@ -35,6 +35,7 @@ from ...xla import untraced
 Tensor = torch.Tensor
 Slots = list[Any]
 T = TypeVar("T")
+COPY = -1  # no address
 
 
 def over(t: Tensor, g: Geometry) -> Tensor:
@@ -87,6 +88,12 @@ class Stage:
     kept: load.Kept = field(default_factory=load.Kept)
     _prepared: Prepared | None = None
     _is_prepared: Ready | None = None  # for which executables that was asked
+    _addresses: list[int] = field(default_factory=list)  # of the inputs, at the last call,
+    _borrowed: dict[int, Any] = field(default_factory=dict)  # and arrays over these
+    _donated: tuple[tuple[int, Home, int, int], ...] = field(init=False)  # inputs that need an array of their own
+
+    def __post_init__(self) -> None:
+        self._donated = tuple([each for each in self.inputs if each[0] in self.work.donatable])
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
@@ -135,10 +142,27 @@ class Stage:
                 over(target, g).copy_(over(value, g))
 
     def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
-        donatable = self.work.donatable
-        values = {v: HOST.borrow(slots[s].data_ptr() + at, home, v in donatable) for v, home, s, at in self.inputs}
+        addresses = [slots[s].data_ptr() + at for _, _, s, at in self.inputs]
+        if addresses != self._addresses:
+            self._borrow(addresses)
+        values = dict(self._borrowed)
+        for v, home, s, at in self._donated:
+            values[v] = HOST.borrow(slots[s].data_ptr() + at, home, True)
         quick.run(values)
         return values
+
+    def _borrow(self, addresses: list[int]) -> None:
+        """Make arrays of what lies at other addresses than at the last call: weights stay where they are. What XLA has
+        copied, as it was not aligned, is of that call alone."""
+        donatable, before, made = self.work.donatable, self._addresses, self._borrowed
+        for at, (v, home, _, _) in enumerate(self.inputs):
+            address = addresses[at]
+            if v in donatable or (before and before[at] == address):
+                continue
+            made[v] = array = HOST.borrow(address, home, False)
+            if address and array.unsafe_buffer_pointer() != address:
+                addresses[at] = COPY
+        self._addresses = addresses
 
     def _run(self, slots: Slots, ready: Ready) -> dict[int, Any]:
         stream = Stream(self.work.config)
