@@ -134,8 +134,8 @@ _TOLD = {torch.Tensor, torch.nn.Parameter, FakeTensor, int, float, bool, type(No
 
 def _is_private() -> bool:
     """Whether the folder is this user's, and writable by nobody else: what lies there is code that will run."""
-    folders = (cache_dir(), torchs.AOTAutogradCache._get_tmp_dir())
     try:
+        folders = (cache_dir(), torchs.AOTAutogradCache._get_tmp_dir())
         found = [os.stat(path) for path in folders if os.path.exists(path)]
     except OSError:
         return False

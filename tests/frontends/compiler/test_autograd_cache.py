@@ -155,6 +155,28 @@ def test_a_folder_of_others_is_neither_read_nor_written(folder: Path) -> None:
     assert not list(folder.rglob("aotautograd/*")) and not counters["aot_autograd"]["autograd_cache_miss"]
 
 
+@pytest.mark.parametrize("how", ["cut", "nonsense"])
+def test_a_file_that_is_broken_is_no_error(how: str, folder: Path) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 2
+
+    for turn in range(2):
+        torch.testing.assert_close(compiled(f)(torch.zeros(3)), torch.full((3,), 2.0))
+        files = [path for path in folder.rglob("aotautograd/*/*") if path.is_file()]
+        assert files, turn
+        for path in files:
+            path.write_bytes(path.read_bytes()[:100] if how == "cut" else b"nonsense")
+    assert hits() == 0
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "below"))
+    f = torch.compile(lambda x: x.cos() + 1, backend=compile_graph, options={"cache": ""})
+    torch.testing.assert_close(f(torch.zeros(3)), torch.full((3,), 2.0))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch's own reset looks for it
+
+
 def test_without_our_cache_nothing_is_kept(folder: Path) -> None:
     torch.compile(lambda x: x.cos() + 1, backend=compile_graph, options={"cache": "off"})(torch.zeros(3))
     assert not list(folder.rglob("aotautograd/*"))
