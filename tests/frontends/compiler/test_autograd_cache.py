@@ -169,14 +169,6 @@ def test_a_file_that_is_broken_is_no_error(how: str, folder: Path) -> None:
     assert hits() == 0
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(monkeypatch: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "below"))
-    f = torch.compile(lambda x: x.cos() + 1, backend=compile_graph, options={"cache": ""})
-    torch.testing.assert_close(f(torch.zeros(3)), torch.full((3,), 2.0))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch's own reset looks for it
-
-
 def test_without_our_cache_nothing_is_kept(folder: Path) -> None:
     torch.compile(lambda x: x.cos() + 1, backend=compile_graph, options={"cache": "off"})(torch.zeros(3))
     assert not list(folder.rglob("aotautograd/*"))
