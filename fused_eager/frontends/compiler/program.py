@@ -20,7 +20,7 @@ from ...quiet import unobserved
 from ...recording import native
 from .results import Results
 from .stage import Slots, Stage, needs_compiler
-from .templates import fetched, read
+from .templates import Fetch, fetched, read
 
 Tensor = torch.Tensor
 
@@ -42,10 +42,19 @@ class Call:
     args: Any
     kwargs: dict[str, Any]
     made: tuple[Made, ...]
+    is_flat: bool = field(init=False)  # slots are among the arguments as they are, and nowhere else
+
+    def __post_init__(self) -> None:
+        held = [type(a) is Fetch and a.geometry is None for a in self.args]
+        others = [a for a, is_held in zip(self.args, held, strict=True) if not is_held]
+        object.__setattr__(self, "is_flat", not read([others, self.kwargs]))
 
     def run(self, slots: Slots) -> None:
         """Make the call, on the values of the slots."""
-        result = self.target(*fetched(self.args, slots), **fetched(self.kwargs, slots))
+        if self.is_flat:
+            result = self.target(*[slots[a.slot] if type(a) is Fetch else a for a in self.args], **self.kwargs)
+        else:
+            result = self.target(*fetched(self.args, slots), **fetched(self.kwargs, slots))
         found = list(_flat(result))
         if len(found) != len(self.made):
             raise RuntimeError(f"{self.target} returned {len(found)} values where {len(self.made)} were promised")
@@ -99,6 +108,10 @@ class Program:
         given = {slot for slot in self.arguments if slot is not None}
         templates = self.result if isinstance(self.result, (list, tuple)) else [self.result]
         self.results = Results(templates, new, given, shown, gradients)
+        seen = frozenset(read(list(templates[:shown])))
+        for step in self.steps:
+            if isinstance(step, Stage):
+                step.shown = seen
 
     def make_ready(self) -> bool:
         """Load or compile all that it needs. Returns whether the compiler was needed."""

@@ -85,6 +85,7 @@ class Stage:
     outputs: tuple[tuple[int, int], ...]  # value and slot: new memory
     written: tuple[tuple[int, int, Geometry], ...]  # value and slot: memory that is there, and which part of it
     reason: Reason
+    shown: frozenset[int] = frozenset()  # slots that the program gets to see, of the graph's or another's
     kept: load.Kept = field(default_factory=load.Kept)
     _prepared: Prepared | None = None
     _is_prepared: Ready | None = None  # for which executables that was asked
@@ -134,7 +135,7 @@ class Stage:
 
     def _hand_out(self, slots: Slots, values: dict[int, Any]) -> None:
         for vid, slot in self.outputs:
-            slots[slot] = _own(values[vid])
+            slots[slot] = _own(values[vid], slot in self.shown)
         for vid, slot, g in self.written:
             value = _tensor(values[vid])
             target = slots[slot]
@@ -177,14 +178,15 @@ def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else to_tensor(value)
 
 
-def _own(value: Any) -> Tensor:
-    """A value as memory of torch's: small ones are copied, so that they can be resized as any other."""
+def _own(value: Any, is_shown: bool) -> Tensor:
+    """A value as memory of torch's: small ones that the program sees are copied, so that they can be resized as any
+    other."""
     if isinstance(value, Tensor):
         return value
     array = as_array(value, HOST)
     t = to_tensor(array)
     if t.nbytes <= COPIED:
-        return t.clone()
+        return t.clone() if is_shown else t
     storage = storage_of(t)
     storage._fused_eager_memory = True  # type: ignore[attr-defined]
     with LOCK:
