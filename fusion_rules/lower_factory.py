@@ -242,3 +242,15 @@ def bartlett_window(cx: Context, window_length: int, periodic: bool = True, **op
 
     return _window(cx, window_length, periodic, triangle)
 
+
+@rule(["kaiser_window.default", "kaiser_window.periodic", "kaiser_window.beta"], OpClass.FACTORY)
+def kaiser_window(cx: Context, window_length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
+    def i0(x: Any) -> Any:  # overflows where ATen's does
+        return lax.exp(lax.abs(x)) * lax.bessel_i0e(x)
+
+    def bell(place: Any, n: int) -> Any:
+        along = (place - np.asarray(n / 2, place.dtype)) * np.asarray(2.0 / n, place.dtype)
+        width = np.asarray(beta, place.dtype)
+        return i0(width * lax.sqrt(1 - along * along)) / i0(lax.full_like(place, width))
+
+    return _window(cx, window_length, periodic, bell)

@@ -80,7 +80,7 @@ def test_triangles_are_decomposed() -> None:
     assert not mode.problems and not mode.missing
 
 
-@pytest.mark.parametrize("window", ["hann_window", "hamming_window", "blackman_window", "bartlett_window"])
+@pytest.mark.parametrize("window", [f"{name}_window" for name in ("hann", "hamming", "blackman", "bartlett", "kaiser")])
 def test_windows(window: Any) -> None:
     with LoweringCheck() as mode:
         for n in (0, 1, 2, 9, 16):
@@ -88,6 +88,8 @@ def test_windows(window: Any) -> None:
                 getattr(torch, window)(n, periodic)
         getattr(torch, window)(12, dtype=torch.float64)
         torch.hamming_window(7, True, 0.4, 0.6)
+        for beta in (0.0, 3.0, -8.6, 80.0):
+            torch.kaiser_window(9, True, beta)
     assert not mode.problems and not mode.missing
 
 
