@@ -109,6 +109,19 @@ def test_a_device_can_draw_what_the_cpu_draws(name: str) -> None:
     assert torch.equal(there, DRAWS[name](torch.zeros(6, 7)))
 
 
+def test_the_state_of_a_device_that_draws_what_the_cpu_draws_is_the_cpus() -> None:
+    set_options(rng="torch_cpu")
+    torch.tpu.manual_seed(3)
+    states = torch.tpu.get_rng_state(), torch.tpu.get_rng_state_all()
+    first = torch.rand(5, device=TPU)
+    torch.tpu.set_rng_state(states[0])
+    assert torch.equal(first, torch.rand(5, device=TPU)) and torch.tpu.initial_seed() == 3
+    torch.tpu.set_rng_state_all(states[1])
+    assert torch.equal(first, torch.rand(5, device=TPU))
+    torch.tpu.manual_seed(3)
+    assert torch.equal(first, torch.rand(5, device=TPU))
+
+
 RANGES = [(-(2**63), None), (-(2**62) - 5, 2**62 + 9), (-(2**63) + 3, 2**62), (0, None)]
 
 

@@ -119,12 +119,20 @@ def is_bf16_supported() -> bool:
 def manual_seed(seed: int) -> None:
     """Begin the random numbers of the current device again."""
     random.GENERATORS[CURRENT[0]].reseed(int(seed))
+    _seed_the_cpus(seed)
 
 
 def manual_seed_all(seed: int) -> None:
     """Begin the random numbers of all devices again."""
     for generator in random.GENERATORS:
         generator.reseed(int(seed))
+    _seed_the_cpus(seed)
+
+
+def _seed_the_cpus(seed: int) -> None:
+    """With `rng="torch_cpu"` a device's numbers are those of the CPU's generator, which then is its random state."""
+    if random.draws_as_cpu():
+        torch.default_generator.manual_seed(int(seed))
 
 
 def seed() -> int:
@@ -136,28 +144,33 @@ def seed() -> int:
 
 def initial_seed() -> int:
     """The seed of the current device."""
-    return random.GENERATORS[CURRENT[0]].seed
+    return torch.default_generator.initial_seed() if random.draws_as_cpu() else random.GENERATORS[CURRENT[0]].seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """The random state of a device: 16 bytes on the host."""
-    return random.GENERATORS[index_of(device)].state
+    """The random state of a device: 16 bytes on the host; the CPU's state with `rng="torch_cpu"`."""
+    generator = random.GENERATORS[index_of(device)]
+    return torch.default_generator.get_state() if random.draws_as_cpu() else generator.state
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on with random numbers where `get_rng_state` was called."""
-    random.GENERATORS[index_of(device)].state = new_state
+    generator = random.GENERATORS[index_of(device)]
+    if random.draws_as_cpu():
+        torch.default_generator.set_state(new_state)
+    else:
+        generator.state = new_state
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """The random states of all devices."""
-    return [generator.state for generator in random.GENERATORS]
+    return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     """Go on with random numbers where `get_rng_state_all` was called."""
-    for generator, state in zip(random.GENERATORS, new_states, strict=True):
-        generator.state = state
+    for index, (_, state) in enumerate(zip(random.GENERATORS, new_states, strict=True)):
+        set_rng_state(state, index)
 
 
 def _is_in_bad_fork() -> bool:
