@@ -35,6 +35,7 @@ from .host.housekeeping import HOUSEKEEPING
 from .storage import pointer_of, storage_of
 
 FIRST = 1 << 47  # no address of a process on x86-64 or ARM is as high
+MOST = 1 << 50  # bytes of a storage: a thousand times what any machine has
 LINK = 4e9  # bytes in a second that a bus carries, one way, from memory that is not pinned
 _ALIGNED = 64  # bytes, as torch's own allocators have it
 
@@ -112,8 +113,20 @@ class Accelerator(Device):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over new addresses, whose storage has no buffer yet."""
         reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
-        address = take(reach * dtype.itemsize)
+        nbytes = reach * dtype.itemsize
+        if nbytes > MOST:
+            self._refuse(nbytes, shape, strides)
+        address = take(nbytes)
         return _from_capsule(owned(address, ACCELERATOR, self.index, shape, strides, dtype_code(dtype)))
+
+    def _refuse(self, nbytes: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NoReturn:
+        """Torch's error for more bytes than 63 bits count, and no memory for what no machine has: addresses would run
+        out, and what torch raises about a capsule ends the process."""
+        if nbytes >= 1 << 63:
+            raise RuntimeError(
+                f"Storage size calculation overflowed with sizes={list(shape)} and strides={list(strides)}"
+            )
+        raise self.told(MemoryError(f"out of memory allocating {nbytes} bytes"), str(site.describe(site.here())))
 
     def buffer(self, storage: torch.UntypedStorage) -> Buffer:
         """The buffer of a storage, made where there is none yet."""

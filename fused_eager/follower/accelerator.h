@@ -29,17 +29,29 @@ Accelerators& accelerators() {  // never destroyed: it holds what is Python's
 
 bool is_on_accelerator(const IValue& a) { return is_defined(a) && a.toTensor().device().type() == c10::kPrivateUse1; }
 
-// The number of the device whose op this is: that of the first tensor on one, or else the one that is named; -1: none.
-int64_t device_of(Arguments given) {
+// The number of the device of the first tensor on one; -1: there is none.
+int64_t device_of_tensors(Arguments given) {
   for (const IValue& a : given) {
     if (is_on_accelerator(a)) return a.toTensor().device().index();
     if (!holds_tensors(a)) continue;
     for (const IValue& item : a.toListRef())
       if (is_on_accelerator(item)) return item.toTensor().device().index();
   }
-  for (const IValue& a : given)
-    if (a.isDevice() && a.toDevice().type() == c10::kPrivateUse1) return a.toDevice().index();
   return -1;
+}
+
+// The number of the device whose op this is: that of its tensors, or else the one that is named; -1: none, or the two
+// may differ, as in `torch.zeros_like(x, device="cpu")`.
+int64_t device_of(Arguments given) {
+  const int64_t found = device_of_tensors(given);
+  for (const IValue& a : given) {
+    if (!a.isDevice()) continue;
+    const c10::Device named = a.toDevice();
+    if (found < 0) return named.type() == c10::kPrivateUse1 ? named.index() : -1;
+    const bool is_same = named.has_index() ? named.index() == found : accelerators().memories.size() == 1;
+    if (named.type() != c10::kPrivateUse1 || !is_same) return -1;
+  }
+  return found;
 }
 
 struct AcceleratorKernel final : c10::OperatorKernel, Known {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -127,6 +128,7 @@ def test_memory_is_told_to_people_and_devices_are_meant_by_tensors() -> None:
 
 
 def test_the_most_memory_that_was_taken_is_counted_anew() -> None:
+    gc.collect()  # what other tests have left would be let go in between
     x = torch.ones(1 << 20, device=TPU)
     torch.tpu.synchronize()
     torch.tpu.reset_peak_memory_stats()
@@ -259,3 +261,15 @@ def test_what_is_asked_of_the_accelerator_is_asked_of_the_device() -> None:
     assert 0 < free <= total
     torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.empty_cache()
+
+
+def test_the_accelerators_current_device_is_the_devices() -> None:
+    last = torch.tpu.device_count() - 1
+    torch.accelerator.set_device_index(last)
+    assert torch.ones(1, device="tpu").get_device() == torch.accelerator.current_device_index() == last
+    torch.accelerator.set_device_index(0)
+    with torch.accelerator.device_index(last):
+        assert torch.tpu.current_device() == last
+    assert torch.tpu.current_device() == 0
+    with pytest.raises(RuntimeError, match="no device 9"):
+        torch.accelerator.set_device_index(9)

@@ -49,12 +49,48 @@ def test_every_dtype_goes_there_and_back(dtype: torch.dtype) -> None:
         lambda device: torch.empty(2, 3, device=device).zero_(),
         lambda device: torch.empty(2, 3, 4, 4, device=device, memory_format=torch.channels_last).fill_(1),
         lambda device: torch.asarray([1.0, 2.0], device=device),
+        lambda device: torch.kaiser_window(5, device=device, dtype=torch.float16),
     ],
 )
 def test_factories_make_what_they_make_on_the_cpu(make: Callable[[Any], torch.Tensor]) -> None:
     want, got = make("cpu"), make(TPU)
     assert (got.device, got.dtype, got.stride()) == (TPU, want.dtype, want.stride())
     assert torch.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize("other", ["cpu", "meta", "tpu:1"])
+def test_a_device_that_is_named_is_where_it_is_made(other: str) -> None:
+    if other == "tpu:1" and torch.tpu.device_count() == 1:
+        pytest.skip("one device")
+    x = torch.ones(2, 3, device=TPU).t()
+    for _ in range(3):  # followed or not
+        torch.zeros_like(x), x.new_full((2,), 4.0)
+    made = [
+        *(torch.zeros_like(x, device=other), torch.ones_like(x, device=other), torch.full_like(x, 4.0, device=other)),
+        *(x.new_zeros(2, device=other), x.new_ones(2, device=other), x.new_full((2,), 4.0, device=other)),
+        torch.linspace(x[0, 0], 4, 3, device=other),
+    ]
+    assert [str(t.device) for t in made] == [other] * 7 and made[0].stride() == x.stride()
+    if other != "meta":
+        assert [t.sum().item() for t in made] == [0, 6, 24, 0, 2, 8, 7.5]
+    assert torch.zeros_like(x).device == x.new_full((2,), 4.0).device == TPU
+
+
+def test_a_device_that_is_not_there_is_refused_in_words() -> None:
+    for call in (lambda: torch.ones(1).to("tpu:9"), lambda: torch.ones(1, device=TPU).new_zeros(1, device="tpu:9")):
+        with pytest.raises(RuntimeError, match="no device 9"):
+            call()
+    with pytest.raises(RuntimeError, match="no device 9"):
+        torch.UntypedStorage(4, device="tpu:9")
+
+
+def test_sizes_beyond_all_memory_are_refused_at_their_line() -> None:
+    with pytest.raises(RuntimeError, match="Storage size calculation overflowed"):
+        torch.empty(2**62, device=TPU)
+    with pytest.raises(torch.OutOfMemoryError, match=r"test_tensors\.py"):
+        torch.empty(2**55, device=TPU)
+    with pytest.raises(torch.OutOfMemoryError, match="grows"):
+        torch.ones(2, device=TPU).resize_(2**50)
 
 
 def test_the_type_alone_means_the_current_device() -> None:
@@ -131,6 +167,15 @@ def test_a_storage_grows_and_shrinks() -> None:
     x.untyped_storage().resize_(24)
     x.copy_(torch.ones(6))
     assert x.tolist() == [1] * 6
+
+
+def test_the_bytes_of_a_storage_are_turned_and_a_new_one_is_made() -> None:
+    x = torch.arange(4.0, device=TPU)
+    storage = x.untyped_storage()
+    storage.byteswap(torch.float32)
+    assert x.cpu().numpy().byteswap().tolist() == [0, 1, 2, 3]
+    made = storage.new()
+    assert (made.nbytes(), made.device) == (0, TPU)
 
 
 def test_raw_access() -> None:

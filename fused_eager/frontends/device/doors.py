@@ -257,7 +257,21 @@ def meaning(index: int | None) -> Iterator[None]:
 def named_door(device: Any) -> Door:
     """The door of a device given as a value or by name; of the current one where no number is named."""
     index = None if device is None else torch.device(device).index
-    return DOORS[CURRENT[0] if index is None else index]
+    return DOORS[CURRENT[0] if index is None else existing(index)]
+
+
+def existing(index: int) -> int:
+    """The number of a device, if there is one of that number.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if not 0 <= index < len(DOORS):
+        raise RuntimeError(
+            f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1}); where the CPU stands in, "
+            "FUSED_EAGER_DEVICES says how many"
+        )
+    return index
 
 
 def unseen(body: Callable[..., Any], *args: Any) -> Any:

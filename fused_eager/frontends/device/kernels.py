@@ -118,6 +118,27 @@ def _on_the_host(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     return out
 
 
+def _names_another(door: Door, named: torch.device, args: Any) -> bool:
+    """Whether an op names another device than that of its tensors: `torch.zeros_like(x, device="cpu")`."""
+    if not any(isinstance(a, Tensor) and transfers.is_ours(a) for a in args):
+        return False
+    return named.type != door.device.type or named_door(named) is not door
+
+
+def _made_where_named(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What an op makes on the device that it names: of a tensor like another, by a tensor without values that is laid
+    out as that one; a number that it takes as a tensor is read."""
+
+    def enter(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.ndim == 0 and "_like" not in op.name() and "new_" not in op.name():
+            return leaf.cpu()
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+
+    return op(*(map_leaves(enter, a) for a in args), **kwargs)
+
+
 _INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 
 # Their last argument has a number for each tensor of the lists, and is on the CPU for any device.
@@ -149,6 +170,8 @@ def _recorded(info: OpInfo) -> Callable[..., Any]:
         door = door_of(args, kwargs)
         if door is None:
             raise RuntimeError(f"{info.op} was called for a device, and none of its arguments is on one")
+        if kwargs.get("device") is not None and _names_another(door, kwargs["device"], args):
+            return _made_where_named(info.op, args, kwargs)
         if _needs_bringing(args, kwargs):
             if _writes_numbers_of_the_host(info, args, kwargs):
                 return _on_the_host(info, args, kwargs)

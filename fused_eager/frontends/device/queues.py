@@ -14,7 +14,7 @@ from ...devices.arrivals import EXPECTED
 from ...devices.buffer import LOCK
 from ...executing import run
 from ...log.reasons import Reason
-from .doors import CURRENT, DOORS
+from .doors import CURRENT, DOORS, existing
 
 SYNC = Reason("sync.call", "synchronize")
 
@@ -30,12 +30,7 @@ def index_of(device: Any = None) -> int:
         if named.type != torch._C._get_privateuse1_backend_name():
             raise ValueError(f"expected a {torch._C._get_privateuse1_backend_name()} device, but got {device!r}")
         index = CURRENT[0] if named.index is None else named.index
-    if not 0 <= index < len(DOORS):
-        raise RuntimeError(
-            f"there is no device {index}: there are {len(DOORS)} (0 to {len(DOORS) - 1}); where the CPU stands in, "
-            "FUSED_EAGER_DEVICES says how many"
-        )
-    return index
+    return existing(index)
 
 
 _PRIVATEUSE1: Any = torch._C._autograd.DeviceType.PrivateUse1

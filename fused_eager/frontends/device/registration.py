@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -208,19 +208,31 @@ def _patch() -> None:
 
     torch.UntypedStorage.__new__ = as_kernel(made)  # type: ignore[method-assign,assignment,unused-ignore]
 
-    resize = torch.UntypedStorage.resize_
-
-    def resized(self: torch.UntypedStorage, size: int) -> Any:
-        # torch would ask the backend's hooks in C++.
-        if self.device.type != _registered[0]:
-            return resize(self, size)
-        storages.give(self, size)
-        return self
-
-    torch.UntypedStorage.resize_ = as_kernel(resized)  # type: ignore[method-assign,assignment,unused-ignore]
+    for method, ours in _STORAGE.items():
+        _serve_storages(method, ours)
 
     for named, ours in _ACCELERATOR.items():
-        _ask_backend(named, ours)
+        _ask_backend((torch.accelerator, torch.accelerator.memory), named, ours)
+    for named, ours in _CURRENT.items():
+        _ask_backend((torch._C,), named, ours)
+
+
+# Methods of a storage for which torch would ask the backend's hooks or its allocator in C++, or read its address.
+_STORAGE: dict[str, Callable[..., Any]] = {
+    "resize_": storages.resized,
+    "new": storages.new,
+    "_byteswap": storages.byteswap,
+}
+
+
+def _serve_storages(method: str, ours: Callable[..., Any]) -> None:
+    """Have a method of `torch.UntypedStorage` be ours for storages of the device."""
+    torchs = getattr(torch.UntypedStorage, method)
+
+    def called(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        return (ours if self.device.type == _registered[0] else torchs)(self, *args, **kwargs)
+
+    setattr(torch.UntypedStorage, method, as_kernel(functools.wraps(torchs)(called)))
 
 
 # What `torch.accelerator` asks a device's guard and its allocator in C++, and who answers instead.
@@ -238,10 +250,19 @@ _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "empty_host_cache": lambda: None,
 }
 
+# Which device is meant where none is named, by what `torch.accelerator` and Dynamo call for it: a device's guard in C++
+# knows one device.
+_CURRENT: dict[str, Callable[..., Any]] = {
+    "_accelerator_getDeviceIndex": backend.current_device,
+    "_accelerator_setDeviceIndex": backend.set_device,
+    "_accelerator_exchangeDevice": backend.exchange_device,
+    "_accelerator_maybeExchangeDevice": backend.exchange_device,
+}
 
-def _ask_backend(name: str, ours: Callable[..., Any]) -> None:
-    """Have a function of `torch.accelerator` asked of the device's module, where the accelerator is the device."""
-    torchs = getattr(torch.accelerator, name, None)
+
+def _ask_backend(homes: Sequence[Any], name: str, ours: Callable[..., Any]) -> None:
+    """Have a function of torch's be asked of the device's module, where the accelerator is the device."""
+    torchs = getattr(homes[0], name, None)
     if torchs is None:
         return
 
@@ -250,6 +271,6 @@ def _ask_backend(name: str, ours: Callable[..., Any]) -> None:
         kind = torch.accelerator.current_accelerator()
         return (ours if kind is not None and kind.type == _registered[0] else torchs)(*args, **kwargs)
 
-    for home in (torch.accelerator, torch.accelerator.memory):
+    for home in homes:
         if getattr(home, name, None) is torchs:
             setattr(home, name, asked)

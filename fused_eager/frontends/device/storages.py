@@ -14,8 +14,9 @@ from ...devices.arrivals import await_storage
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
 from ...devices.storage import offset_of, storage_of, swap_memory
+from ...log import site
 from ...log.reasons import Reason
-from .doors import DOORS, named_door
+from .doors import DOORS, existing, named_door
 
 Tensor = torch.Tensor
 
@@ -118,7 +119,10 @@ def give(storage: torch.UntypedStorage, nbytes: int) -> None:
             found.forget(b, (dtype, (nbytes // dtype.itemsize,)))
             return
         held = device.fetch(found.array_of(b, Reason("sync.memory", "resize_"))).reshape(-1).view(torch.uint8)
-        home = torch.zeros(nbytes, dtype=torch.uint8)
+        try:
+            home = torch.zeros(nbytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            device.fail(error, f"a storage that grows at {site.describe(site.here())}")
         kept = min(nbytes, held.numel())
         home[:kept] = held[:kept]
         _move(storage, nbytes, device)
@@ -155,5 +159,22 @@ def seen_as(t: Tensor) -> None:
 
 def untyped(nbytes: int, index: int) -> torch.UntypedStorage:
     """A storage of so many bytes."""
-    return storage_of(_strided((nbytes,), (1,), torch.uint8, torch.device(DOORS[index].device.name)))
+    return storage_of(_strided((nbytes,), (1,), torch.uint8, torch.device(DOORS[existing(index)].device.name)))
 
+
+def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """`resize_` of a storage: see `give`."""
+    give(storage, size)
+    return storage
+
+
+def new(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """An empty storage of the same device."""
+    return untyped(0, storage.device.index or 0)
+
+
+def byteswap(storage: torch.UntypedStorage, size: int) -> None:
+    """Reverse the bytes of each element of so many bytes: on the host, and put back."""
+    host = storage.cpu()
+    host._byteswap(size)
+    storage.copy_(host)
