@@ -160,7 +160,7 @@ def _own_digest() -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Details:
     """All that decides what AOTAutograd makes of a graph."""
 
     graph: GraphModule
@@ -175,8 +175,8 @@ def _key(graph: GraphModule, inputs: Sequence[Any], config: Any, *_: Any) -> tup
     graph = getattr(graph, "gm", graph)
     with torchs.sanitize_gm_for_cache(graph):
         torchs.check_cacheable(graph)
-        asked = _Asked(graph, inputs, config, _alike(inputs), _surroundings())
-        return "a" + torchs.AOTAutogradCachePickler(graph).get_hash(asked), []
+        details = _Details(graph, inputs, config, _alike(inputs), _surroundings())
+        return "a" + torchs.AOTAutogradCachePickler(graph).get_hash(details), []
 
 
 def _alike(inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
