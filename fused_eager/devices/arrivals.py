@@ -20,8 +20,8 @@ from .storage import storage_of
 class Arrival(Protocol):
     """What brings a value."""
 
-    def arrive(self) -> None:
-        """Wait for it, and put it where it belongs."""
+    def arrive(self, is_raised: bool = True) -> None:
+        """Wait for it, and put it where it belongs. `is_raised`: the program is told of what kept it from coming."""
 
     def has_come(self) -> bool:
         """Whether it is there to be put: nobody would wait."""
@@ -59,4 +59,4 @@ def await_all(come: bool = False) -> None:
             arrival.arrive()
         elif arrival.has_come():
             with contextlib.suppress(RuntimeError):
-                arrival.arrive()
+                arrival.arrive(is_raised=False)

@@ -133,6 +133,13 @@ def check() -> None:
             del error  # this frame is in its traceback: they would keep each other
 
 
+def untold() -> Exception | None:
+    """At the end of the process: the first failure of all runs that nobody has been told of, in whichever thread."""
+    with LOCK:
+        error = _first_error()
+        return error or next((owed for _, owed in DEFERRED.owed), None)
+
+
 def _first_error() -> Exception | None:
     """The first error of all runs so far that this thread is to be told of."""
     with LOCK:

@@ -250,26 +250,26 @@ class Heartbeat:
         self._failed.set()
         sockets.cut(self._others())  # and again by the messenger, who asks for those that are new
 
-    def error_of(self, where: str, wait: bool = True) -> Exception | None:
+    def error_of(self, where: str, is_raised: bool = True) -> FusedEagerError | None:
         """Why a collective has failed that this rank was at; None if no rank is lost. Gloo notices at once that a
-        connection is closed; who has closed it is known within the heartbeat's time at the latest."""
-        if wait and self.seconds and self.fault is None:
+        connection is closed; who has closed it is known within the heartbeat's time at the latest. `is_raised`: as of
+        `error`."""
+        if self.seconds and self.fault is None:
             self._find_out()
-        return None if self.fault is None else self.error(where)
+        return None if self.fault is None else self.error(where, is_raised)
 
-    def error(self, where: str) -> FusedEagerError:
-        """The error to raise, in a program that is at `where`, once there is a fault."""
+    def error(self, where: str, is_raised: bool = True) -> FusedEagerError:
+        """The error to raise, in a program that is at `where`, once there is a fault. `is_raised`: whether it will be;
+        else it goes where the program need not look."""
         assert self.fault is not None
-        self._was_raised = True
+        self._was_raised |= is_raised
         return self.fault.error(self.rank, where)
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether there is a fault that the program has not settled, which it does by catching its error and destroying
-        the process group. A fault that is found after that is none of its."""
-        if self.fault is None or not self._had_group:
-            return False
-        return not self._was_raised or self.is_of(distributed.group.WORLD)
+    def is_untold(self) -> bool:
+        """Whether there is a fault of which the program has not been told: no error of it was raised. A fault that is
+        found after the program has destroyed its process group is none of its."""
+        return self.fault is not None and self._had_group and not self._was_raised
 
     def _find_out(self) -> None:
         """A connection is gone. Ask who has gone, until that is known or nobody can be meant."""

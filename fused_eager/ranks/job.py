@@ -25,7 +25,7 @@ from .heartbeat import Heartbeat
 
 _lock = threading.Lock()
 _current: list[Heartbeat] = []
-_failed: list[Heartbeat] = []  # of jobs before, whose fault the program has not settled
+_failed: list[Heartbeat] = []  # of jobs before, of whose fault the program has not been told
 _watched: list[object] = []
 
 
@@ -46,7 +46,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
             if not known.has_stopped and known.is_of(distributed.group.WORLD):
                 return
             known.stop()
-            if known.is_unsettled:
+            if known.is_untold:
                 _failed.append(known)
             order.forget(known)
         began = Heartbeat(store, rank, size, options)
@@ -83,7 +83,7 @@ def _ends() -> None:
             found.raised(error, _line_of(error.__traceback__))
         found.stop()
         for beat in (*_failed, found):
-            if beat.is_unsettled:
+            if beat.is_untold:
                 fail_at_exit(beat.error("has come to its end"))
 
 
@@ -110,12 +110,13 @@ def _chain_excepthook() -> Any:
 _OF_CONNECTIONS = ("gloo/transport", "gloo/rendezvous", "timed out", "timeout", "Connection", "connect", "Broken pipe")
 
 
-def explain(error: BaseException, where: str) -> BaseException:
+def explain(error: BaseException, where: str, is_raised: bool = True) -> BaseException:
     """What a rank raises in the place of an error of a group's: why it has come, if another rank is lost. It may wait
     for the heartbeat's time until that is known.
 
     Arguments:
         where: what this rank was at, after its number: "waits in all_reduce at train.py:12".
+        is_raised: whether the program is told by it; else it may never look.
     """
     found = current()
     if found is None or isinstance(error, FusedEagerError) or not isinstance(error, RuntimeError):
@@ -123,7 +124,7 @@ def explain(error: BaseException, where: str) -> BaseException:
     of_connections = any(word in str(error) for word in _OF_CONNECTIONS)
     if not of_connections and found.fault is None:
         return error
-    return found.error_of(where) or error
+    return found.error_of(where, is_raised) or error
 
 
 @contextlib.contextmanager

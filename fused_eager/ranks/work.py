@@ -143,8 +143,11 @@ class FollowedWork(c10d.Work):
         """As `block`."""
         return self.block(timeout)
 
-    def block(self, timeout: timedelta = timedelta(0)) -> bool:
+    def block(self, timeout: timedelta = timedelta(0), is_raised: bool = True) -> bool:
         """Wait until the results are where they belong.
+
+        Arguments:
+            is_raised: whether the program is told of an error.
 
         Raises:
             RuntimeError: what the host's group raises, where a rank has gone or time is over.
@@ -154,7 +157,7 @@ class FollowedWork(c10d.Work):
             try:
                 _WAIT(self._work, timeout) if timeout else _WAIT(self._work)
             except BaseException as error:
-                raise self._failed(error) from error
+                raise self._failed(error, is_raised) from error
             self._finished(time.monotonic() - began)
         return True
 
@@ -214,7 +217,7 @@ class FollowedWork(c10d.Work):
         try:
             value = done.value()  # raises what the group raised
         except BaseException as error:
-            raise self._failed(error) from error
+            raise self._failed(error, is_raised=False) from error  # in the future, for whoever looks
         found = self._finished()
         return value if found is None else found
 
@@ -238,13 +241,13 @@ class FollowedWork(c10d.Work):
             return
         fail_at_exit(failed)
 
-    def _failed(self, error: BaseException) -> BaseException:
+    def _failed(self, error: BaseException, is_raised: bool = True) -> BaseException:
         """The group's error, with the collective and the program's line before its words; or, where another rank is
         lost, what is known of that."""
         self._kept.discard(self)
         if not isinstance(error, RuntimeError) or isinstance(error, FusedEagerError):
             return error
-        explained = job.explain(error, self._where)
+        explained = job.explain(error, self._where, is_raised)
         return type(error)(f"{self._told}: {error}") if explained is error else explained
 
 

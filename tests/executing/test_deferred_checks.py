@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from fused_eager import LostValue, fused_eager, sync
-from fused_eager.executing.deferred_checks import AHEAD, DEFERRED, DeferredChecks, Launch
+from fused_eager.executing.deferred_checks import AHEAD, DEFERRED, DeferredChecks, Launch, untold
 from tests.streams import flush_now, stable_shapes
 
 
@@ -209,3 +210,32 @@ def test_a_call_that_raises_another_op_s_error_has_not_happened() -> None:
                 raised += 1
         assert raised == 1 and set(w.tolist()) == {float(done)} == {19.0}
         assert set(x.tolist()) == {2.0}
+
+
+def test_what_nobody_has_been_told_of_is_found_once() -> None:
+    table = torch.ones(10, 2)
+    with fused_eager():
+        bad = pick(table, 10)
+        flush_now()
+        DEFERRED.owed.append((0, ValueError("of a thread that has ended")))
+        DEFERRED.runs[-1].thread = 0
+        first = untold()
+        assert isinstance(first, ValueError)
+        with pytest.raises(LostValue):
+            bad.tolist()
+        del bad, first
+    assert untold() is None
+
+
+def test_what_a_thread_is_owed_is_found_at_the_end_while_it_still_is_there() -> None:
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        assert other.ident is not None
+        DEFERRED.owed.append((other.ident, ValueError("of that thread")))
+        assert isinstance(untold(), ValueError)
+    finally:
+        DEFERRED.owed.clear()
+        stop.set()
+        other.join()

@@ -51,9 +51,9 @@ class ArrivingWork(FollowedWork):
             self.block()
         return super().get_future()
 
-    def arrive(self) -> None:
+    def arrive(self, is_raised: bool = True) -> None:
         """As `block`."""
-        self.block()
+        self.block(is_raised=is_raised)
 
     def has_come(self) -> bool:
         """Whether all ranks have done their part, or it has failed."""

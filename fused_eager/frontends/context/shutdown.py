@@ -1,4 +1,5 @@
-"""Leaving: at the end of a process, XLA's threads let go of the program's memory before the interpreter is taken down.
+"""Leaving: at the end of a process, what has run has succeeded, or it ends in failure; and XLA's threads let go of the
+program's memory before the interpreter is taken down.
 
 A value that torch gave to XLA is freed by the thread of XLA's that has read it last, and torch takes Python's lock for
 that. Where the interpreter is at its end by then, Python ends the thread, which C++ answers by aborting the process: a
@@ -12,9 +13,9 @@ import os
 import threading
 import time
 
-from fused_eager.cache.exits import call_at_exit
+from fused_eager.cache.exits import call_at_exit, fail_at_exit, note_codes
 
-from ...executing.deferred_checks import DEFERRED, wait
+from ...executing.deferred_checks import DEFERRED, untold, wait
 from ...log.events import LOG
 
 PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in which nobody computes; seconds in all
@@ -24,14 +25,18 @@ PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in wh
 def arrange() -> None:
     """Have it done at the end of this process."""
     call_at_exit(_leave, os.getpid())
+    note_codes()
 
 
 def _leave(process: int) -> None:
-    """Wait for what runs, and leave Python's lock to whoever wants it after that."""
+    """Wait for what runs, tell of a failed check that nobody has been told of, and leave Python's lock to whoever wants
+    it after that."""
     if not DEFERRED.serial or os.getpid() != process:  # a forked child has no threads of XLA's
         return
     try:
         wait()
+        if (failed := untold()) is not None:
+            fail_at_exit(failed)
     except Exception as error:  # the program has ended without asking for that value
         LOG.count(f"failed at the end: {type(error).__name__}")
     quiet, limit = 0, time.monotonic() + LONGEST

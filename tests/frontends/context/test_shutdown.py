@@ -29,6 +29,21 @@ threading.Thread(target=needs_the_lock, daemon=True).start()
 """
 
 
+UNREAD = """
+import torch, fused_eager.tpu
+table = torch.ones(4, 3, device="tpu", requires_grad=True)
+rows = torch.nn.functional.embedding(torch.tensor([0, 4], device="tpu"), table)
+rows.sum().backward()
+torch.optim.SGD([table], lr=0.1).step()
+"""
+
+
+def test_a_failed_check_that_nobody_has_been_told_of_fails_the_process() -> None:
+    told = subprocess.run([sys.executable, "-c", UNREAD], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 120
+    assert "IndexError: index out of range in self (raised by aten.embedding.default at <string>:4)" in told.stderr
+
+
 def test_whoever_computes_at_the_end_is_waited_for() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "freed\n"), done.stderr
