@@ -447,3 +447,24 @@ def test_a_view_beyond_the_storage_is_refused_at_its_own_line(outside: Callable[
         outside(x.to(TPU))
     assert str(ours.value).partition("\n")[0] == str(eagers.value).partition("\n")[0]
     assert x.to(TPU).as_strided((2, 2), (6, 2)).cpu().tolist() == [[0, 2], [6, 8]]
+
+
+def test_data_of_the_device_may_be_put_into_a_parameter_of_the_cpu_and_back() -> None:
+    p = nn.Parameter(torch.ones(3))
+    called: list[int] = []
+    p.register_post_accumulate_grad_hook(lambda _: called.append(1))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    for value, there in ((0.8, "tpu"), (0.6, "cpu")):
+        (p * 2).sum().backward()
+        p.data = p.data.to(there)
+        p.grad = None
+        (p * 2).sum().backward()  # by another accumulator
+        optimizer.step()
+        assert p.device.type == there and p.is_leaf and p.requires_grad
+        torch.testing.assert_close(p.detach().cpu(), torch.full((3,), value))
+    assert called == [1] * 4
+    q, elsewhere = torch.ones(2, device="tpu"), torch.ones(2, device="meta")
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        q.data = elsewhere
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        q.data = torch.eye(2).to_sparse()

@@ -388,6 +388,13 @@ def register() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
         lib.impl("_pin_memory", _pin_memory, "CPU")
+        lib.impl("_has_compatible_shallow_copy_type", _may_take_the_others_data, KEY)
+
+
+def _may_take_the_others_data(tensor: Tensor, other: Tensor) -> bool:
+    """Whether `tensor.data = other` may be. As for CUDA: on the device and on the CPU, dense ones are of one kind in
+    C++. So `module.to(device)` keeps its parameters, with their ties and hooks, and FSDP moves those it is given."""
+    return all(t.is_cpu or t.device.type == torch._C._get_privateuse1_backend_name() for t in (tensor, other))
 
 
 _KINDS = {"Quantized": "quantized"}  # tensors that the device has not, by the dispatch key of their ops

@@ -30,7 +30,7 @@ from ..collectives import kernels as collectives
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
-from . import autocast, backend, following, kernels, lightning, listed, modules, random, storages
+from . import autocast, backend, following, kernels, lightning, listed, random, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 from .guard import Guard, raising_what_was_taken
 
@@ -74,7 +74,6 @@ def register(name: str = DEFAULT) -> int:
         _patch()
         kernels.register()
         autocast.register()
-        modules.patch(name)
         listed.enter(name)
         collectives.register(name)
         lightning.offer(name)
