@@ -239,3 +239,20 @@ def test_a_cache_of_pages_is_decoded_from() -> None:
         block_table=table.to("tpu"),
     )  # fmt: skip
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_op_of_accelerators_is_the_same() -> None:
+    """What tensors that wrap others (DTensor) see."""
+    q, k, v = operands("tpu")
+    out, lse, _, _, queries, keys, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, False, scale=0.3
+    )
+    out.sin().sum().backward()
+    of_cpu = operands("cpu")
+    expected, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*of_cpu, 0.0, False, scale=0.3)
+    expected.sin().sum().backward()
+    for one, other in zip((out, lse, q.grad, k.grad, v.grad), (expected, sums, *[t.grad for t in of_cpu]), strict=True):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=1e-4, atol=1e-5)
+    assert (queries, keys, seed.ndim, offset.ndim) == (12, 10, 0, 0)
+    with pytest.raises(NotImplementedError, match="no dropout on tpu"):
+        torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.5)

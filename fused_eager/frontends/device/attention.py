@@ -3,6 +3,9 @@
 torch asks backends in C++ whether they have that, and takes attention of the others apart, into products whose scores
 are kept for the way back. So it is met where it is still whole. What the op has not is left to torch's own form:
 dropout, gradients of a mask, derivatives of derivatives, tangents, and what `torch.nn.attention.sdpa_kernel` forbids.
+
+Tensors that wrap others (DTensor) are shown the op that CUDA has for it, as torch knows how to shard that one, for
+tensor parallel and for context parallel. On what they wrap it is the former op once more.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .doors import is_on_device
 
@@ -65,6 +69,10 @@ def attention(
     given = (query, key, value)
     if dropout_p or not _fits(*given, attn_mask, is_causal, enable_gqa):
         return _by_torch(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if any(is_traceable_wrapper_subclass(t) for t in given):
+        if attn_mask is not None or key.shape[1] != query.shape[1]:
+            return _by_torch(*given, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return aten._scaled_dot_product_flash_attention(*given, 0.0, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
     return _Attention.apply(*given, attn_mask, is_causal, scale)  # type: ignore[no-any-return]
@@ -89,6 +97,39 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, gr
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # a tangent, or a transform of `torch.func`
     return bool(torch.backends.cuda.flash_sdp_enabled())
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """What stands for `_scaled_dot_product_flash_attention`: the result, the log-sum-exp [batch, heads, queries], and
+    what the derivative is given of dropout, which is nothing.
+
+    Raises:
+        NotImplementedError: dropout is asked for.
+    """
+    if dropout_p or return_debug_mask:
+        raise NotImplementedError(f"_scaled_dot_product_flash_attention has no dropout on {query.device}")
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)
+    nothing = [torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2)]
+    return out, lse, None, None, query.shape[2], key.shape[2], *nothing, query.new_empty(0)
+
+
+def flash_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, *rest: Any,
+    scale: float | None = None,
+) -> Any:  # fmt: skip
+    """The same for its derivative. `rest`: four lengths, how much dropout, whether it is causal, and two seeds."""
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, out, logsumexp, 0.0, rest[5], scale=scale
+    )
 
 
 def ragged_attention_into(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:

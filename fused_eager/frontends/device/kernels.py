@@ -294,6 +294,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "aten.record_stream.default": _record_stream,
     "aten._scaled_grouped_mm_v2.default": _scaled_grouped_mm,
     "aten._flash_attention_forward_no_dropout_inplace.default": attention.ragged_attention_into,
+    "aten._scaled_dot_product_flash_attention.default": attention.flash_attention,
+    "aten._scaled_dot_product_flash_attention_backward.default": attention.flash_attention_backward,
 }
 
 
