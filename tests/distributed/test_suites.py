@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUITES = {"each": 33, "training": 7, "parallel": 22, "differing": 7}  # with how many programs
+# With how many programs.
+SUITES = {"each": 33, "training": 7, "parallel": 22, "differing": 7, "wider": 12, "exchanged": 18}
 WAIT = {"compile": "wait", "native": "never"}
 Options = dict[str, Any] | None  # of a rank; None: it is plain
 
