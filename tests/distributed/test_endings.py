@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import distributed
+
+from fused_eager.config import resolve
+from fused_eager.ranks.faults import Fault
+from fused_eager.ranks.heartbeat import Heartbeat
 
 ROOT = Path(__file__).parents[2]
 STARTS = (pytest.param("fork"), pytest.param("spawn", marks=pytest.mark.slow))
@@ -46,3 +51,13 @@ def test_a_rank_that_raises(start: str, tmp_path: Path) -> None:
     result, codes, _ = found("raise", start, tmp_path)
     assert "rank 1 has raised ValueError: the data of this rank are broken" in result and "endings.py:" in result
     assert codes == "[0, 1]"  # rank 0 has caught that, and has gone on to its end
+
+
+def test_an_error_that_nobody_need_look_at_tells_nobody(tmp_path: Path) -> None:
+    beat = Heartbeat(distributed.FileStore(str(tmp_path / "store"), 2), 0, 2, resolve())
+    assert not beat.is_untold
+    beat.fail(Fault("gone", 1, "is lost"))
+    beat.error("waits in a future", is_raised=False)
+    assert beat.is_untold
+    beat.error("waits in all_reduce")
+    assert not beat.is_untold
