@@ -14,7 +14,6 @@ from .padded import (
     Clamp,
     Factor,
     Fill,
-    Form,
     Join,
     Keep,
     Refused,
@@ -32,6 +31,7 @@ from .padded import (
     sizes,
     varies,
 )
+from .padded_indexing import INDEXING
 from .rowwise import ELEMENTWISE
 
 
@@ -239,15 +239,18 @@ def _slice(c: Call) -> Answer:
 
 
 def _pad(c: Call) -> Answer:
-    same(c)
+    same(c, "padding_config")
     form, made, fills = c.operands[0], [], []
-    for a, (axis, (low, high, inside)) in enumerate(zip(form, c.high["padding_config"], strict=True)):
-        if not (low or high or inside):
+    configs = zip(c.high["padding_config"], c.low["padding_config"], strict=True)
+    for a, (axis, ((low, high, inside), (low_low, low_high, low_inside))) in enumerate(zip(form, configs, strict=True)):
+        if (low, inside) != (low_low, low_inside):
+            raise Refused("where it begins in what is padded depends on the size")
+        if not (low or high or inside or low_high):
             made.append(axis)
             continue
         if varies(axis) and (inside or len(plain(axis)) > 1):
             raise Refused("rows that are valid in part are taken apart")
-        if varies(axis) and high > 0:
+        if varies(axis) and max(high, low_high) > 0:  # behind what is valid, as much as the largest has room for
             fills.append(a)
         made.append(new(c.shapes[0])[a])
     return Answer([tuple(made)], [Fill(0, tuple(fills), None)] if fills else [])
@@ -315,65 +318,12 @@ def _is_as_much_shorter(axis: Axis, part: Axis) -> bool:
     return high - part_high == low - part_low
 
 
-def _unpromised(c: Call, indices: Form) -> None:
-    if any(map(varies, indices)) and (c.high.get("unique_indices") or c.high.get("indices_are_sorted")):
-        raise Refused("something is promised of its indices")
-
-
 def _split_up(c: Call) -> Answer:
     same(c)
     form, at = c.operands[0], c.high["axis"]
     if varies(form[at]):
         raise Refused("it is taken apart")
     return Answer([(*form[:at], fixed(high[at]), *form[at + 1 :]) for high, _ in c.shapes])
-
-
-def _gather(c: Call) -> Answer:
-    same(c, "slice_sizes")
-    operand, indices = c.operands
-    n = c.high["dimension_numbers"]
-    if varies(indices[-1]):
-        raise Refused("how many places are picked at once depends on the size")
-    _unpromised(c, indices)
-    by_rows = list(zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True))
-    (rows, indices), spreads = aligned(c, [[(0, a), (1, b)] for a, b in by_rows])
-    operand, more = fronted(c, 0, n.collapsed_slice_dims)
-    operand = tuple([rows[a] if a in n.operand_batching_dims else axis for a, axis in enumerate(operand)])
-    for a, b in by_rows:
-        join(operand[a], indices[b])
-    window = []
-    for a, axis in enumerate(operand):
-        if a in n.operand_batching_dims:
-            continue
-        whole = (c.high["slice_sizes"][a], c.low["slice_sizes"][a]) == sizes(axis)
-        if a in n.collapsed_slice_dims:
-            continue
-        if not varies(axis):
-            window.append(fixed(c.high["slice_sizes"][a]))
-        elif whole and a not in n.start_index_map:
-            window.append(axis)
-        else:
-            raise Refused("a part of it is picked")
-    batch, parts = iter(indices[:-1]), iter(window)
-    found = [next(parts) if a in n.offset_dims else next(batch) for a in range(len(c.shapes[0][0]))]
-    return Answer([tuple(found)], spreads=[*spreads, *more])
-
-
-def _scatter_add(c: Call) -> Answer:
-    same(c)
-    operand, indices, updates = c.operands
-    n = c.high["dimension_numbers"]
-    written = [a for a in range(len(operand)) if a not in n.operand_batching_dims]
-    if varies(indices[-1]) or any(varies(operand[a]) for a in written):
-        raise Refused("a part of it is written")
-    for a, b in zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True):
-        join(operand[a], indices[b])
-    _unpromised(c, indices)
-    # What is not valid adds nothing, wherever its index points to.
-    over = tuple([a for a, axis in enumerate(updates) if varies(axis)])
-    if any(a in n.update_window_dims for a in over):
-        raise Refused("a part of it is written")
-    return Answer([operand], [Fill(2, over, 0)] if over else [])
 
 
 def _convolution(c: Call) -> Answer:
@@ -427,8 +377,7 @@ ROWS: dict[str, Callable[[Call], Answer]] = {
     "dynamic_slice": _moving_part,
     "dynamic_update_slice": _moving_part,
     "top_k": _top,
-    "gather": _gather,
-    "scatter-add": _scatter_add,
+    **INDEXING,
     "conv_general_dilated": _convolution,
 }
 

@@ -100,6 +100,33 @@ def picked_and_added(table: Any, where: Any, new: Any) -> Any:
     return table[at], table.at[at].add(new), jnp.take_along_axis(new, at[:, None] % 3, 1), new[jnp.array([0, 2, 2])]
 
 
+@case((40, 3), ("n",), ("n", 3))
+def written_at_places(table: Any, where: Any, new: Any) -> Any:
+    at = table.at[jnp.arange(rows(new)) * 2 + (where > 0)]
+    return at.set(new, mode="drop"), at.multiply(new, mode="drop"), at.min(new, mode="drop"), at.max(new, mode="drop")
+
+
+@case(("n", 3), (2, 3))
+def written_into_what_varies(x: Any, new: Any) -> Any:
+    at = x.at[jnp.array([1, 13]) + (new[:, 0] > 100)]  # one of them is beyond the smallest
+    columns = jnp.zeros((9, rows(x))).at[jnp.array([0, 4, 2])]
+    return at.set(new, mode="drop"), at.add(new, mode="drop"), columns.set(x.T, mode="drop"), columns.add(x.T)
+
+
+@case((2, "n"))
+def written_in_another_layout(x: Any) -> Any:
+    flat = lax.optimization_barrier(x.reshape(-1))
+    at = jnp.zeros(99).at[jnp.arange(2 * x.shape[1]) * 3 % 97]
+    return at.set(flat, mode="drop"), at.add(flat, mode="drop")
+
+
+@case(("n", 3), (4, 3))
+def filled_up(x: Any, y: Any) -> Any:
+    n, none, two = rows(x), (0, 0, 0), x.dtype.type(2)
+    ends = [lax.pad(x, two, ((begin, end, 0), none)) for begin, end in ((0, 32 - n), (1, 20 - n), (0, 10 - n), (0, -2))]
+    return ends, lax.pad(y, two, ((0, n, 0), (1, 0, 0)))
+
+
 @case(("n", 3))
 def ordered(x: Any) -> Any:
     return jnp.sort(x, 1), lax.top_k(x, 2), x[:, ::-1], x.transpose(1, 0), x[:, None].squeeze(1)
@@ -176,6 +203,9 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "a branch": (lambda x: x * 2 if rows(x) > 13 else x + 1, "other steps|another way"),
     "a constant": (lambda x: x * np.arange(rows(x), dtype="float32")[:, None] ** 2, "constant depends"),
     "a window": (lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 1), (1, 1), "VALID"), "a window goes along it"),
+    "a beginning": (lambda x: lax.pad(x, x.dtype.type(0), ((32 - rows(x), 0, 0), (0, 0, 0))), "where it begins"),
+    "a last place": (lambda x: x.at[jnp.array([20])].set(1.0, mode="clip"), "moved to its end"),
+    "places that count": (lambda x: jnp.zeros((9, 3)).at[jnp.arange(rows(x))].set(x, mode="clip"), "that is dropped"),
     "what is last by rows": (lambda x: x.T.reshape(-1)[::-1], "valid in part are turned"),
 }
 

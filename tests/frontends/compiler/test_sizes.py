@@ -60,6 +60,21 @@ def written(x: Tensor) -> tuple[Tensor, ...]:
     return a, b, a[30 - n :].cos(), b[3 : 3 + n] * x
 
 
+def placed(x: Tensor) -> tuple[Tensor, ...]:
+    """Rows are written at places that are values, into memory that varies and that does not; and filled up."""
+    n = x.shape[0]
+    at, twice = torch.arange(n) * 2, torch.arange(2 * n) * 2
+    whole, first = torch.zeros(100, 7), torch.arange(2)
+    return (
+        whole.index_copy(0, at, x),
+        whole.index_put((twice,), torch.stack([x.detach(), x.detach() * 2]).reshape(-1, 7)),
+        whole.scatter_reduce(0, at[:, None].expand(n, 7), x, "amax"),
+        x.index_put((first,), torch.tensor(0.5)),
+        x.index_add(0, first, torch.ones(2, 7)),
+        F.pad(x, (0, 0, 0, 32 - n), value=2.0),
+    )
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 3))
 
@@ -71,13 +86,16 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[int], Tensor]]] = {
     "in place": (lambda: (lambda x: (x.mul_(2).sum(), x[1:], x.t())), lambda n: torch.randn(n, 7)),
     "cache": (lambda: (lambda x: torch.cat([x, x[:2] * 2])), lambda n: torch.randn(n, 7)),
     "part": (lambda: written, lambda n: torch.randn(n, 7)),
+    "places": (lambda: placed, lambda n: torch.randn(n, 7)),
 }
 SIZES = [9, 14, 24, 17, 15, 13, 19, 16, 23]  # in two buckets, and the first by itself
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "length" else n for n in PROGRAMS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("length", "places") else n for n in PROGRAMS]
+)
 def test_a_bucket_of_sizes_is_compiled_once_and_computes_what_eager_does(name: str, seen: list[Event]) -> None:
     make, argument = PROGRAMS[name]
     torch.manual_seed(0)
