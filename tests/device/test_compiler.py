@@ -104,6 +104,18 @@ def test_a_part_that_is_computed_again_draws_the_same_numbers(backend: Any) -> N
 
 
 @BOTH
+def test_a_part_that_is_repeated_has_gradients(backend: Any) -> None:
+    part: Callable[[Tensor], Tensor] = torch.compiler.nested_compile_region(lambda x: x.sin() * x)
+    x = torch.ones(3, device=TPU, requires_grad=True)
+    torch.compile(lambda x: part(part(x)), backend=backend)(x).sum().backward()
+    y = torch.ones(3, requires_grad=True)
+    z = y.sin() * y
+    (z.sin() * z).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.cpu(), y.grad)
+
+
+@BOTH
 def test_a_compiled_optimizer_takes_its_learning_rate_from_the_device(backend: Any) -> None:
     """Its counters are on the host, and what they are corrected by is divided in place."""
     found = []

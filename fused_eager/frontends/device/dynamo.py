@@ -40,17 +40,18 @@ def tpu(
     name_lines(graph)
     for part in graph.modules():
         if isinstance(part, GraphModule):
-            _checkpoint(part)
+            _as_in_a_program(part)
     run: Callable[..., Any] = graph.forward
     return run
 
 
-def _checkpoint(graph: GraphModule) -> None:
-    """Have checkpoints in a graph draw the same random numbers again. Torch leaves that to what comes after Dynamo, and
-    runs their own op without."""
-    found = [node for node in graph.graph.nodes if str(node.target) == "tag_activation_checkpoint"]
+def _as_in_a_program(graph: GraphModule) -> None:
+    """Have checkpoints and repeated parts be what they are in a program that is not compiled. Torch's own ops for them
+    are for what comes after Dynamo: run as they are, a checkpoint draws other random numbers in the backward pass, and
+    a repeated part has none."""
+    found = [node for node in graph.graph.nodes if str(node.target) in _CALLED]
     for node in found:
-        node.target = checkpointed
+        node.target = _CALLED[str(node.target)]
     if found:
         graph.recompile()
 
@@ -59,3 +60,11 @@ def checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     """A part of a graph that is computed again in the backward pass, as in a program that is not compiled."""
     contexts = body.meta.get("_checkpoint_context_fn", noop_context_fn)
     return checkpoint(body.forward, *args, **{**kwargs, "use_reentrant": False, "context_fn": contexts})
+
+
+def repeated(body: GraphModule, name: str, *args: Any) -> Any:
+    """A part of a graph that is there several times (`torch.compiler.nested_compile_region`)."""
+    return body(*args)
+
+
+_CALLED = {"tag_activation_checkpoint": checkpointed, "invoke_subgraph": repeated}
