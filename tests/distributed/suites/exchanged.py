@@ -145,8 +145,8 @@ def sharded_tensors_in_many_ways(d: str) -> Any:
     )  # fmt: skip
 
     mesh = mesh_of(d)
-    full = waves(d, 6, 5)
-    a = distribute_tensor(full, mesh, [Shard(0)])  # 6 rows on 4 ranks: of other sizes
+    full = waves(d, 7, 5)
+    a = distribute_tensor(full, mesh, [Shard(0)])  # 7 rows: parts of other sizes
     b = DTensor.from_local(waves(d, 5, 5, shift=RANK), mesh, [Partial()])
     c = (a @ b.redistribute(mesh, [Replicate()])).relu()
     d1 = c.sum(0).redistribute(mesh, [Replicate()]).to_local()
