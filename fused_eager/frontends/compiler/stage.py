@@ -89,12 +89,15 @@ class Stage:
     kept: load.Kept = field(default_factory=load.Kept)
     _prepared: Prepared | None = None
     _is_prepared: Ready | None = None  # for which executables that was asked
-    _addresses: list[int] = field(default_factory=list)  # of the inputs, at the last call,
-    _borrowed: dict[int, Any] = field(default_factory=dict)  # and arrays over these
-    _donated: tuple[tuple[int, Home, int, int], ...] = field(init=False)  # inputs that need an array of their own
+    _donated: tuple[tuple[int, Home, int, int], ...] = field(init=False)  # inputs that need an array at each call,
+    _staying: tuple[tuple[int, Home, int, int], ...] = field(init=False)  # and those that may keep theirs:
+    _addresses: list[int] = field(default_factory=list)  # where these were at the last call,
+    _borrowed: dict[int, Any] = field(default_factory=dict)  # and arrays over them
 
     def __post_init__(self) -> None:
-        self._donated = tuple([each for each in self.inputs if each[0] in self.work.donatable])
+        donatable = self.work.donatable
+        self._donated = tuple([each for each in self.inputs if each[0] in donatable])
+        self._staying = tuple([each for each in self.inputs if each[0] not in donatable])
 
     def ready(self) -> Ready:
         """The plan with its executables, made at the first call."""
@@ -143,7 +146,7 @@ class Stage:
                 over(target, g).copy_(over(value, g))
 
     def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
-        addresses = [slots[s].data_ptr() + at for _, _, s, at in self.inputs]
+        addresses = [slots[s].data_ptr() + at for _, _, s, at in self._staying]
         if addresses != self._addresses:
             self._borrow(addresses)
         values = dict(self._borrowed)
@@ -155,12 +158,12 @@ class Stage:
     def _borrow(self, addresses: list[int]) -> None:
         """Make arrays of what lies at other addresses than at the last call: weights stay where they are. What XLA has
         copied, as it was not aligned, is of that call alone."""
-        donatable, before, made = self.work.donatable, self._addresses, self._borrowed
-        for at, (v, home, _, _) in enumerate(self.inputs):
+        before, self._addresses = self._addresses, []  # known again when all of them are there
+        for at, (v, home, _, _) in enumerate(self._staying):
             address = addresses[at]
-            if v in donatable or (before and before[at] == address):
+            if before and before[at] == address:
                 continue
-            made[v] = array = HOST.borrow(address, home, False)
+            self._borrowed[v] = array = HOST.borrow(address, home, False)
             if address and array.unsafe_buffer_pointer() != address:
                 addresses[at] = COPY
         self._addresses = addresses

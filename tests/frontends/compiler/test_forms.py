@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
+from fused_eager.devices.host.device import HOST
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.frontends.compiler.forms import Forms, form_of
 
@@ -73,10 +74,30 @@ def test_weights_that_move_or_are_not_aligned_are_read_anew() -> None:
     """Arrays over memory are kept from call to call: neither what moved is read where it was, nor a copy that XLA made
     of what is not aligned."""
     torch._dynamo.reset()
-    f = torch.compile(lambda x, w: x * 2 + w, backend=compile_graph)
+    f = torch.compile(lambda x, w: x * 2 + w, backend=compile_graph, options={"validate": False})
     memory = torch.zeros(9)
     aligned, odd = torch.arange(8.0), memory[1:]
     for turn in range(4):
         for w in (aligned, odd, aligned.clone(), odd.clone()):
             w.add_(1)
             assert torch.equal(f(torch.ones(8), w), w + 2), turn
+
+
+def test_a_call_that_could_not_begin_leaves_no_array_of_its_weights(monkeypatch: Any) -> None:
+    torch._dynamo.reset()
+    f = torch.compile(lambda x, w, v: x * w + v, backend=compile_graph, options={"validate": False})
+    x, first, second = torch.ones(64), [torch.full((64,), 2.0), torch.full((64,), 3.0)], [torch.zeros(64) for _ in "wv"]
+    assert torch.equal(f(x, *first), torch.full((64,), 5.0))
+    borrow, left = type(HOST).borrow, [1]
+
+    def fails(self: Any, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError("no room for an array")
+        return borrow(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(HOST), "borrow", fails)
+        with pytest.raises(MemoryError, match="no room for an array"):
+            f(x, *second)
+    assert torch.equal(f(x, *first), torch.full((64,), 5.0))
