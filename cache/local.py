@@ -46,6 +46,11 @@ def default_root() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fused_eager"
 
 
+def is_private(found: os.stat_result) -> bool:
+    """Whether what was found is this user's, and nobody else can write to it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
 class LocalStore(Store):
     """A bounded directory, safe with many processes that come, go and are killed.
 
@@ -274,7 +279,7 @@ class LocalStore(Store):
             found = os.stat(self.root)
         except FileNotFoundError:
             return
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        if not is_private(found):
             raise StoreError("unsafe-directory", f"{self.root} must be yours and writable by nobody else")
         self._checked = True
 

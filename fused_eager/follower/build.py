@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from fused_eager.cache.local import default_root
+from fused_eager.cache.local import default_root, is_private
 
 from ..errors import FusedEagerError
 from . import spec
@@ -92,9 +92,7 @@ def is_built() -> bool:
         folder, file = library().parent.stat(), library().stat()
     except OSError:
         return False
-    others = stat.S_IWGRP | stat.S_IWOTH
-    ours = all(found.st_uid == os.getuid() and not found.st_mode & others for found in (folder, file))
-    return ours and stat.S_ISREG(file.st_mode)
+    return is_private(folder) and is_private(file) and stat.S_ISREG(file.st_mode)
 
 
 def command(target: Path) -> list[str]:
