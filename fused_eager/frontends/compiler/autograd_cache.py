@@ -29,6 +29,8 @@ from torch.fx import GraphModule, Node
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fused_eager.cache.local import is_private
+
 from ...config import Config
 from ...tracing.opinfo import Kind, info_of
 from .graphs import CompiledGraph
@@ -61,9 +63,7 @@ class KeptGraph(OutputCode):
     def prepare_for_serialization(self) -> None:
         """Keep what can be written down; called on a copy."""
         assert self.graph is not None and self.told is not None
-        for node, told in zip(self.graph.graph.nodes, self.told, strict=True):
-            node.meta = told
-        self.written = _written(self.graph)
+        self.written = _written(self.graph, self.told)
         self.graph = self.told = self.compiled = None
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
@@ -75,39 +75,38 @@ class KeptGraph(OutputCode):
         """There are none of Triton's kernels."""
 
 
-def _written(graph: GraphModule) -> bytes:
-    """A graph's nodes, with what is asked of them.
+def _written(graph: GraphModule, told: Sequence[dict[str, Any]]) -> bytes:
+    """A graph's nodes, with what is asked of them, of what each has `told`; afterwards they tell all of it again.
 
     Raises:
         BypassAOTAutogradCache: something in it cannot be written down.
     """
     nodes = list(graph.graph.nodes)
-    told = [node.meta for node in nodes]
-    higher = next((node.target for node in nodes if isinstance(node.target, HigherOrderOperator)), None)
-    if higher is not None:  # a graph in the graph, or an effect, for which torch has a wrapper that it keeps not
-        raise torchs.BypassAOTAutogradCache(f"the graph calls {higher}")
     try:
-        for node in nodes:
-            node.meta = _asked(node)
+        for node, all_of_it in zip(nodes, told, strict=True):
+            if isinstance(node.target, HigherOrderOperator):
+                # A graph in the graph, or an effect, for which torch has a wrapper that it does not keep.
+                raise NotImplementedError(f"it calls {node.target}")
+            node.meta = _asked(node, all_of_it)
         return GraphPickler.dumps(graph, Options(ops_filter=None, node_metadata_key_filter=None))
     except Exception as error:
         why = f"the graph cannot be written down ({type(error).__name__}: {error})"
         raise torchs.BypassAOTAutogradCache(why) from error
     finally:
-        for node, before in zip(nodes, told, strict=True):
-            node.meta = before
+        for node, all_of_it in zip(nodes, told, strict=True):
+            node.meta = all_of_it
 
 
-def _asked(node: Node) -> dict[str, Any]:
-    """The part of what a node tells that anyone asks for."""
-    found = {name: node.meta[name] for name in _LINES if name in node.meta}
+def _asked(node: Node, told: dict[str, Any]) -> dict[str, Any]:
+    """The part of what a node has told that anyone asks for."""
+    found = {name: told[name] for name in _LINES if name in told}
     for name in _STACKS:
-        modules = list((node.meta.get(name) or {}).values())
+        modules = list((told.get(name) or {}).values())
         if modules and isinstance(modules[-1], tuple):
             found[name] = {"": (str(modules[-1][0]), "")}
     plain = isinstance(node.target, OpOverload) and info_of(node.target).kind in (Kind.COMPUTE, Kind.VIEW)
-    if "val" in node.meta and not plain:
-        found["val"] = node.meta["val"]
+    if "val" in told and not plain:
+        found["val"] = told["val"]
     return found
 
 
@@ -116,7 +115,7 @@ def keeps(graph: GraphModule, inputs: Sequence[Any]) -> bool:
 
     The key does not where code is called that is not torch's own, or where a tensor is a constant: it has their form.
     """
-    if not isinstance(graph, GraphModule) or any(type(x) not in _TOLD for x in inputs) or not _is_private():
+    if not isinstance(graph, GraphModule) or any(type(x) not in _TOLD for x in inputs) or not _is_folder_private():
         return False
     for node in graph.graph.nodes:
         if node.op in ("get_attr", "call_module"):
@@ -132,14 +131,13 @@ def keeps(graph: GraphModule, inputs: Sequence[Any]) -> bool:
 _TOLD = {torch.Tensor, torch.nn.Parameter, FakeTensor, int, float, bool, type(None), torch.SymInt}
 
 
-def _is_private() -> bool:
+def _is_folder_private() -> bool:
     """Whether the folder is this user's, and writable by nobody else: what lies there is code that will run."""
     try:
         folders = (cache_dir(), torchs.AOTAutogradCache._get_tmp_dir())
-        found = [os.stat(path) for path in folders if os.path.exists(path)]
+        return all(is_private(os.stat(path)) for path in folders if os.path.exists(path))
     except OSError:
         return False
-    return all(each.st_uid == os.geteuid() and not each.st_mode & 0o022 for each in found)
 
 
 def _namespace(op: Any) -> str:
