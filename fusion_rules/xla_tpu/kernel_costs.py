@@ -2,19 +2,22 @@
 the kernel says of itself, and most say nothing, which counts as no work at all.
 
 Counted is what the grid goes through. Where a kernel skips a step by its values, as below a causal mask, the step is
-counted too. A block is fetched again whenever its place differs from that of the step before.
+counted too, but not what it does `seldom`. A block is fetched again whenever its place differs from that of the step
+before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 KERNEL = "pallas_call"
+_SELDOM = "seldom"
 _TRANSCENDENTAL = {"cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sin", "tanh"}
 
 
@@ -30,6 +33,16 @@ class Work:
     def plus(self, other: Work, times: int = 1) -> Work:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Work(*[a + times * b for a, b in pairs])
+
+
+def seldom(function: Callable[[], None]) -> Callable[[], None]:
+    """A part of a kernel's body that hardly ever runs, and is not counted."""
+
+    def run() -> None:
+        function()
+
+    run.__name__ = _SELDOM
+    return jax.jit(run)
 
 
 def work_of(eqn: Any) -> Work | None:
@@ -78,7 +91,7 @@ def _body(jaxpr: Any) -> Work:
             found = found.plus(Work(0, math.prod(eqn.outvars[0].aval.shape)))
         elif name == "cond":
             found = found.plus(max(map(_body, eqn.params["branches"]), key=lambda w: (w.flops, w.transcendentals)))
-        else:
+        elif eqn.params.get("name") != _SELDOM:
             for inner in _inner(eqn.params):
                 found = found.plus(_body(inner), eqn.params.get("length") or 1)
     return found

@@ -3,7 +3,8 @@
 JAX's own two kernels want caches of another form than torch's `[pages, size, heads, width]`: with heads in front, or
 with keys and values alternating. To bring a cache into that form moves more bytes than attention does. So this kernel
 goes through the pages as they are. The keys of all heads in them are one matrix, of which each query sees those of its
-head: decoding waits for memory, not for products. (So a NaN among the values of one head reaches the others.)
+head: decoding waits for memory, not for products. Values that are not finite are left out of that matrix, for zero
+times them is not zero, and added for those who see them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from ..lower_attention import Heads
 from ..lower_ragged_attention import Ragged, attend_pages
+from .kernel_costs import seldom
 from .kernels import LANES, exactly
 
 ROWS = 512  # most rows of queries of one sequence, all heads together
@@ -55,6 +57,11 @@ def _kernel(
     (k, v), (out, lse, top, total, acc) = (rest[:count], rest[count : 2 * count]), rest[2 * count :]
     sequence, step = pl.program_id(0), pl.program_id(1)
 
+    def product(left: Any, right: Any, dtype: Any) -> Any:
+        return jax.lax.dot_general(
+            left.astype(dtype), right.astype(dtype), (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+
     @pl.when(step == 0)
     def _() -> None:
         top[...] = jnp.full_like(top, _MASKED)
@@ -76,11 +83,16 @@ def _kernel(
         # What of a page is not used yet may hold anything, and zero times that is not zero.
         at = jax.lax.broadcasted_iota(jnp.int32, (columns, 1), 0)
         real = at < (used[sequence] - step * count * size) * (columns // (count * size))
-        values = jnp.where(real, v_all.astype(jnp.float32), 0.0).astype(v_all.dtype)
-        sums = jax.lax.dot_general(
-            weights.astype(values.dtype), values, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-        )
-        acc[...] = acc[...] * faded + sums
+        values = jnp.where(real, v_all.astype(jnp.float32), 0.0)
+        wild = ~(jnp.abs(values) < jnp.inf)
+        acc[...] = acc[...] * faded + product(weights, jnp.where(wild, 0.0, values), v_all.dtype)
+
+        def add_wild() -> None:
+            for end in (jnp.inf, -jnp.inf):  # NaN is both
+                met = product(seen.astype(jnp.float32), (wild & ~(values == -end)).astype(jnp.float32), v_all.dtype)
+                acc[...] = acc[...] + jnp.where(met > 0, end, 0.0)
+
+        pl.when(jnp.max(wild.astype(jnp.float32)) > 0)(seldom(add_wild))
         total[...] = jnp.broadcast_to(total[:, :1] * faded + jnp.sum(weights, 1, keepdims=True), total.shape)
         top[...] = jnp.broadcast_to(now, top.shape)
 

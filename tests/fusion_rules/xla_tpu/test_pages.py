@@ -33,7 +33,7 @@ CASES = {
 }
 
 
-def traced(platform: str, name: str) -> tuple[Any, list[Any]]:
+def traced(platform: str, name: str, wild: bool = False) -> tuple[Any, list[Any]]:
     of_queries, used, window, heads, shared, size, dtype = CASES[name]
     random = np.random.default_rng(0)
     n, number = max(-(-max(used) // size), -(-128 // (size * shared))), 70
@@ -43,6 +43,9 @@ def traced(platform: str, name: str) -> tuple[Any, list[Any]]:
         for pool in pools:
             pool[row[keys // size :][:1], keys % size :] = np.nan
         row[-(-keys // size) :] = -7
+    if wild:  # of the first key: some of each head, of values alone
+        for head, numbers in enumerate(([np.nan, 1], [np.inf, 2], [-np.inf, 3], [np.nan, np.inf])[:shared]):
+            pools[1][table[:, 0], 0, head, 4 * head : 4 * head + 2] = numbers
     starts = jnp.asarray(np.cumsum([0, *of_queries]), jnp.int32)
     q = random.standard_normal((int(starts[-1]), heads, 32))
 
@@ -67,6 +70,14 @@ def test_the_kernel_computes_what_is_computed_everywhere(name: str) -> None:
         a, b = (np.asarray(x, "float32") for x in (a, b))
         assert not np.isnan(b).any()
         np.testing.assert_allclose(a, b, rtol=near, atol=near)
+
+
+def test_values_that_are_not_finite_stay_with_the_head_and_the_place_that_they_belong_to() -> None:
+    CASES["wild"] = ([1, 1], [5, 40], (-1, 0), 8, 4, 16, "float32")
+    (plain, given), (flash, _) = (traced(platform, "wild", True) for platform in ("any", "tpu"))
+    found, wanted = (np.asarray(values(x, given)[0]) for x in (flash, plain))
+    assert np.isfinite(found).sum() == found.size - 2 * 2 * 5  # two sequences, two queries to a head of keys
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("why", ["float16", "odd pages", "many queries"])
