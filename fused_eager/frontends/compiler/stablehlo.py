@@ -28,6 +28,7 @@ from ...lowering.failed import NodeFailed
 from ...lowering.lower import Function
 from ...planning.plan import Region
 from ...xla import enable_x64
+from ..kernels.platforms import lowering_rules
 from .program import Call, Program
 from .stage import Stage
 from .templates import Fetch, mapped
@@ -129,7 +130,9 @@ def exported(
 
     with enable_x64(True), lowering_for(platforms[0] if len(platforms) == 1 and not varies else ANY):
         try:
-            made = export.export(jax.jit(function), platforms=tuple(platforms))(list(weights), list(inputs))
+            rules = lowering_rules() if len(platforms) > 1 else None
+            writing = export.export(jax.jit(function), platforms=tuple(platforms), _override_lowering_rules=rules)
+            made = writing(list(weights), list(inputs))
         except (ExportError, Refused):
             raise
         except Exception as error:

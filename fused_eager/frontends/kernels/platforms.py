@@ -7,6 +7,8 @@ serves all platforms, and nothing needs to be said where the kernel is written.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import jax
@@ -28,6 +30,26 @@ def prepared(closed: ClosedJaxpr) -> ClosedJaxpr:
 
     return jax.make_jaxpr(choose)(*[jax.ShapeDtypeStruct(v.shape, v.dtype, weak_type=v.weak_type)
                                     for v in closed.in_avals])
+
+
+def lowering_rules() -> tuple[tuple[Any, Any], ...]:
+    """For `jax.export`: how kernels are lowered where a program is for several platforms at once. JAX lowers each
+    branch of a program for all of them then, and has no kernels for a CPU: there they are interpreted."""
+    if "jax._src.pallas.pallas_call" not in sys.modules:
+        return ()  # the program holds none
+    from jax._src.effects import no_effects
+    from jax._src.interpreters import mlir
+    from jax._src.pallas.pallas_call import _pallas_call_lowering as usual
+    from jax._src.pallas.pallas_call import pallas_call_p
+
+    def lowered(ctx: Any, *operands: Any, interpret: Any, **params: Any) -> Any:
+        if interpret:
+            return usual(ctx, *operands, interpret=interpret, **params)
+        rules = {"cpu": functools.partial(usual, interpret=True)}
+        others = functools.partial(usual, interpret=False)
+        return mlir.lower_per_platform(ctx, _KERNEL, rules, others, no_effects, *operands, **params)
+
+    return ((pallas_call_p, lowered),)
 
 
 def kernels(closed: ClosedJaxpr) -> int:
