@@ -16,7 +16,7 @@ from .program import KernelError
 _RESERVED = frozenset({"aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "higher_order"})
 _WORD = re.compile(r"[A-Za-z_]\w*")
 # What torch.ops has, and whom a name stands for now: who is declared last, as with functions.
-_DEFINED: set[str] = set()
+_DEFINED: dict[str, str] = {}  # with their schemas
 _CURRENT: dict[str, JaxOp] = {}
 
 
@@ -139,8 +139,12 @@ def _define(op: JaxOp) -> None:
     Raises:
         KernelError: torch does not take the schema.
     """
+    before = _CURRENT.get(op.name)
+    if before is not None:
+        before.named = False
     _CURRENT[op.name] = op
     if not op.schema or op.name in _DEFINED:
+        op.named = bool(op.schema) and op.schema == _DEFINED[op.name]
         return
     name, schema = op.name, op.schema
 
@@ -157,4 +161,5 @@ def _define(op: JaxOp) -> None:
         define(name, "default", schema, call)
     except RuntimeError as error:
         raise KernelError(f"torch does not take {name}{schema}: {str(error).partition(chr(10))[0]}") from error
-    _DEFINED.add(name)
+    _DEFINED[name] = schema
+    op.named = True

@@ -34,7 +34,7 @@ from torch.autograd.function import _SingleLevelFunction
 from fused_eager.fusion_rules import programs
 
 from ...quiet import as_kernel, functions_hidden, uncompiled
-from . import derive, native, shapes
+from . import derive, levels, native, shapes
 from .recipes import make
 
 Tensor = torch.Tensor
@@ -124,7 +124,10 @@ def define(name: str, overload: str, schema: str, call: Callable[..., Any]) -> O
     op = getattr(getattr(getattr(torch.ops, namespace), base, None), overload, None)
     if op is None:
         library(namespace).define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        library(namespace).impl(full, _composed(call), "CompositeImplicitAutograd")
+        kernel = _composed(call)
+        library(namespace).impl(full, kernel, "CompositeImplicitAutograd")
+        for key in ("FuncTorchBatched", "Batched"):  # where torch would take a composition of the user's row by row
+            library(namespace).impl(full, kernel, key)
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     return op
 
@@ -141,7 +144,7 @@ def _autograd(
     ops: dict[str, OpOverload], op: OpOverload, keyset: Any, operands: Sequence[Tensor], numbers: Numbers, program: str
 ) -> list[Tensor]:
     tracked = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
-    if tracked or forward_ad._current_level >= 0:
+    if tracked or levels.are_open():
         mask = tuple([t.requires_grad and _floats(t) for t in operands]) if tracked else ()
         about = _About(ops, op, keyset, list(numbers), program, mask)
         if tracked:
@@ -149,7 +152,7 @@ def _autograd(
             needed = {i for kind, i in about.way.sources if kind == "operand"}
             others = [t for i, t in enumerate(operands) if i not in needed]
             if others:
-                about.spare = _apply(_Spare, *others)
+                about.spare = _apply(_Spare, next(t for t in operands if t.requires_grad), *others)
                 about.spare_node = about.spare.grad_fn
         made = _apply(_Differentiable, about, *operands)
         return list(made[: len(made) if mask == () else _results(operands, numbers, program)])
@@ -200,16 +203,17 @@ class _About:
 
 class _Spare(_SingleLevelFunction):
     """Operands that are saved, and looked at only where a gradient is to be differentiated: one that is overwritten
-    meanwhile, as the op itself may do, is an error there alone."""
+    meanwhile, as the op itself may do, is an error there alone. `tracked` is not saved: it makes the node, where none
+    of the operands has a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *operands: Tensor) -> Tensor:
+    def forward(ctx: Any, tracked: Tensor, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
         return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
-        return (None,) * len(ctx.saved_tensors)
+        return (None,) * (1 + len(ctx.saved_tensors))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -275,7 +279,7 @@ class _Differentiable(_SingleLevelFunction):
         given = [t for m, t in zip(mask, tangents, strict=True) if m]
         with _for_outer_levels():
             # Without their tangents of this level, which are `given`: else it would be differentiated here once more.
-            plain = [forward_ad.unpack_dual(t).primal for t in operands]
+            plain = [levels.primal_of(t) for t in operands]
             made = iter(about.ops["tangent"]([*plain, *given], about.numbers, program.name))
         specs = shapes.specs(operands, about.numbers, about.program)
         out = [next(made) if dtype.is_floating_point or dtype.is_complex else None for _, dtype in specs]

@@ -74,6 +74,7 @@ class JaxOp:
         self._content: Content | None = None
         self._bases: dict[Hashable, Program] = {}
         self._versions: dict[str, str] = {}
+        self.named = False  # until `declare` has entered it in `torch.ops`, and until another one has the name
         recipes.offer(name, self._remade)
         self._namespace, _, self._base = name.partition("::")
         self.as_node = self.apply  # for torch.compile, where there is no schema
@@ -98,14 +99,21 @@ class JaxOp:
         if torch.compiler.is_compiling():
             if not self.schema:
                 return self.as_node(*args, **kwargs)
-            space = getattr(torch.ops, self._namespace)
-            return getattr(getattr(space, self._base), self.version())(*args, **kwargs)
+            op = getattr(getattr(torch.ops, self._namespace), self._base)
+            # What is exported is loaded in other processes, which know the op by its name.
+            overload = "default" if torch.compiler.is_exporting() and self.has_name() else self.version()
+            return getattr(op, overload)(*args, **kwargs)
         return self.apply(*args, **kwargs)
 
+    def has_name(self) -> bool:
+        """Whether the op's name in `torch.ops` stands for this function, and not for one declared later."""
+        return self.named
+
     def version(self) -> str:
-        """The overload in `torch.ops` that stands for what the function is now: its name has a part of the digest, so
-        that what Dynamo and its caches keep of a graph is of this very function."""
-        digest = self._current().digest
+        """The overload in `torch.ops` that stands for what the function is now: its name has a part of a digest, so
+        that what Dynamo and its caches keep of a graph is of this very function, of programs that are made of it as
+        they are made now, and of JAX's switches as they are."""
+        digest = programs.digest(self._current().digest, programs.mode_of(jax.config.jax_enable_x64))
         found = self._versions.get(digest)
         if found is None:
             found = self._versions[digest] = f"v{digest[:16]}"
@@ -359,6 +367,13 @@ class JaxOp:
                     f"{self.name} returned {new.dtype}{list(new.shape)} as the new value of {name!r}, "
                     f"which is {target.dtype}{list(target.shape)}"
                 )
+        for i, name in enumerate(self.mutates):
+            for other in self.mutates[:i]:
+                if shapes.share_memory(by_name[other], by_name[name]):
+                    raise KernelError(
+                        f"{self.name} was given tensors for {other!r} and {name!r} that share memory, and it changes "
+                        "both: which of two values is to stay there?"
+                    )
         for name, new in zip(self.mutates, results[split:], strict=True):
             by_name[name].copy_(new)
         return results[:split]
@@ -387,4 +402,5 @@ def _fixed(value: Any) -> Any:
 have_traced(JaxOp.__call__)
 uncompiled(JaxOp.apply)
 after_import(DYNAMO, nullcontext, leave_us_out)
-JaxOp.version._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch._dynamo.assume_constant_result
+for constant in (JaxOp.version, JaxOp.has_name):
+    vars(constant)["_dynamo_marked_constant"] = True  # torch._dynamo.assume_constant_result

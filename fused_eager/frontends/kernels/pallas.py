@@ -180,6 +180,7 @@ def _has_values(t: Tensor) -> bool:
     """Whether a tensor is one of a call, and none that stands for others."""
     return not (
         isinstance(t, FakeTensor)
+        or any(isinstance(n, torch.SymInt) for n in t.shape)
         or torch._C._functorch.is_functorch_wrapped_tensor(t)
         or torch._C._functorch.is_legacy_batchedtensor(t)
     )

@@ -191,8 +191,9 @@ def is_wide(dtypes: Sequence[torch.dtype], numbers: Sequence[int | float]) -> bo
 
 @functools.cache
 def own_digest() -> bytes:
-    """What stands for the code here that makes programs of functions."""
-    total = hashlib.sha256(b"fused-eager/programs/1\0")
+    """What stands for the code that makes programs of functions: that of this folder, and JAX, by whose code it is
+    decided what derivatives keep."""
+    total = hashlib.sha256(b"fused-eager/programs/1\0" + jax.__version__.encode() + b"\0")
     for path in sorted(Path(__file__).parent.glob("*.py"), key=lambda p: p.name):
         total.update(path.name.encode() + b"\0" + path.read_bytes())
     return total.digest()

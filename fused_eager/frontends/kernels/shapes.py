@@ -71,6 +71,31 @@ def fake(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Ten
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs(operands, numbers, program)]
 
 
+class _Place:
+    """Where a tensor's elements lie in its storage, for numpy, which does not look there."""
+
+    def __init__(self, t: Tensor):
+        size = t.element_size()
+        self.__array_interface__ = {
+            "version": 3, "typestr": f"|V{size}", "data": (1 + t.storage_offset() * size, False),
+            "shape": tuple(t.shape), "strides": tuple(n * size for n in t.stride()),
+        }  # fmt: skip
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have an element in common, as far as that is known: not where sizes are symbolic."""
+    if not torch._C._overlaps(a, b):  # storages
+        return False
+    geometry = [n for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())]
+    if any(map(_is_symbol, geometry)) or not (a.numel() and b.numel()):
+        return False
+    shares: Any = np.shares_memory  # whose stub says that no work may be too much
+    try:
+        return bool(shares(np.asarray(_Place(a)), np.asarray(_Place(b)), max_work=10_000))
+    except np.exceptions.TooHardError:
+        return False
+
+
 def _symbolic(program: Program, operands: Sequence[Tensor], numbers: Numbers) -> list[tuple[Any, torch.dtype]]:
     names: dict[str, str] = {}
     sizes: dict[str, Any] = {}
