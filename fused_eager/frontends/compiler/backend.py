@@ -70,6 +70,9 @@ def compile_graph(
 
     def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         known = torch._guards.TracingContext.get().fw_metadata
+        if known is not None:
+            # Nothing here writes over what is kept for the backward pass, so a program may go through it again.
+            known.bw_donated_idxs = []
         return compiled(graph, config, backward=False, shown=known.num_forward if known is not None else None)
 
     compilers = {

@@ -68,6 +68,15 @@ def test_the_next_process_traces_nothing(dynamic: bool, tmp_path: Path) -> None:
     assert first[1] == second[1]
 
 
+def test_a_program_may_go_through_a_backward_pass_again() -> None:
+    """A graph that is kept has its backward pass compiled before it is known whether that runs twice."""
+    for read in (0, 1):
+        x = torch.randn(3, 3, requires_grad=True)
+        y = compiled(lambda x: (x.exp() @ x).sin().sum())(x)
+        first, second = (torch.autograd.grad(y, x, retain_graph=again)[0] for again in (True, False))
+        assert torch.equal(first, second) and hits() == read
+
+
 @contextmanager
 def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
