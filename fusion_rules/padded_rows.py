@@ -302,20 +302,15 @@ def _moving_part(c: Call) -> Answer:
                 kept.append((a, Factor(*sizes(part)), Factor(*sizes(axis))))
         elif sizes(part) == sizes(axis):
             made.append(join(axis, part) if writes else axis)
-        elif writes and varies(part) and len(plain(part)) == 1 and _is_as_much_shorter(axis, part):
-            made.append((Factor(*sizes(axis)),))
+        elif varies(part):
+            if len(plain(part)) > 1:
+                raise Refused("rows that are valid in part are written")
+            made.append((Factor(*sizes(axis)),) if writes else part)
             kept.append((a, Factor(*sizes(part)), Factor(*sizes(axis))))
-        elif varies(part) or sizes(part)[0] > sizes(axis)[1]:
-            raise Refused("a part of what is valid in part is taken, or written")
         else:
             made.append((Factor(*sizes(axis)),) if writes else part)
             clamps.append(Clamp((2 if writes else 1) + a, Factor(*sizes(axis)), sizes(part)[0]))
     return Answer([tuple(made)], (), Keep(tuple(kept)) if kept else None, spreads, clamps)
-
-
-def _is_as_much_shorter(axis: Axis, part: Axis) -> bool:
-    (high, low), (part_high, part_low) = sizes(axis), sizes(part)
-    return high - part_high == low - part_low
 
 
 def _split_up(c: Call) -> Answer:

@@ -383,7 +383,9 @@ def formula_of(
     for how, guess in _GUESSES.items():
         try:
             whole = [guess(v) for v in given]
-            if [kind(_FORMULAS[how](np.float64(n))) for n in whole] == [kind(v) for v in given]:
+            with np.errstate(all="ignore"):  # a guess may be zero
+                found = [kind(_FORMULAS[how](np.float64(n))) for n in whole]
+            if found == [kind(v) for v in given]:
                 return _FORMULAS[how], line(whole)
         except (Refused, ZeroDivisionError):
             continue

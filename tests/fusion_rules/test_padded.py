@@ -161,6 +161,14 @@ def moving_parts(x: Any, y: Any) -> Any:
     return lax.dynamic_slice_in_dim(x, at, 2), lax.dynamic_update_slice_in_dim(x, y, at, 0)
 
 
+@case(("n", 3))
+def varying_parts_of_what_varies(x: Any) -> Any:
+    n, more = rows(x), jnp.concatenate([x, x * 2, x[:2]])
+    taken = [lax.dynamic_slice_in_dim(more, begin, n) for begin in (0, n, n + 2, 3)]
+    written = [lax.dynamic_update_slice_in_dim(more, x, begin, 0) for begin in (n, n + 2, 3)]
+    return taken, written, lax.dynamic_slice_in_dim(more, n - 1, 2 * n - 9), lax.dynamic_slice_in_dim(x, 4, n - 4)
+
+
 def _shape(shape: tuple[Any, ...], size: int) -> tuple[int, ...]:
     return tuple([size if n == "n" else n for n in shape])
 

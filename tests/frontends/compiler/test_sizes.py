@@ -57,7 +57,8 @@ def written(x: Tensor) -> tuple[Tensor, ...]:
     b = a.sin()
     a[:n] += x
     b[30 - n :] = x * 2
-    return a, b, a[30 - n :].cos(), b[3 : 3 + n] * x
+    more = torch.cat([x, x * 2, x[:3]])
+    return a, b, a[30 - n :].cos(), b[3 : 3 + n] * x, more[n : 2 * n + 1].cos(), more[n + 2 :] * 2
 
 
 def placed(x: Tensor) -> tuple[Tensor, ...]:
