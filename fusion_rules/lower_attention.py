@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from .axes import peak, total
+from .lower_matmul import product
 from .lowering import Context, NoLowering
 from .platforms import Variants, variants
-from .precision import accumulator, matmul_precision
+from .precision import accumulator
 from .rule import OpClass, rule
 
 # Scores of all heads up to this size are computed at once; a loop over heads costs more than it saves.
@@ -30,10 +31,7 @@ MOST_BLOCKS = 16
 def _dot(a: jax.Array, b: jax.Array, over_a: int, over_b: int) -> jax.Array:
     """Contract one dimension each (counted from the end: 1 or 2); what comes before the last two is batch."""
     batch = tuple(range(a.ndim - 2))
-    return lax.dot_general(
-        a, b, (((a.ndim - over_a,), (b.ndim - over_b,)), (batch, batch)), precision=matmul_precision(),
-        preferred_element_type=accumulator(a.dtype),
-    )  # fmt: skip
+    return product(a, b, (((a.ndim - over_a,), (b.ndim - over_b,)), (batch, batch)))
 
 
 def _scores(q: jax.Array, k: jax.Array, mask: jax.Array | None, scale: float, first: int | None) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..convolution import Native, Window, cut, pad_spatial, spread
+from ..lower_matmul import left_operand
 from ..precision import accumulator
 
 
@@ -69,8 +70,8 @@ class Patches:
         how = {"precision": win.precision, "preferred_element_type": accumulator(a.dtype)}
         if win.groups == 1:
             # XLA:CPU multiplies matrices faster than batches of one matrix.
-            return lax.dot_general(a[0], b[0], (((over[0] - 1,), (over[1] - 1,)), ((), ())), **how)[None]
-        return lax.dot_general(a, b, (((over[0],), (over[1],)), ((0,), (0,))), **how)
+            return lax.dot_general(left_operand(a[0]), b[0], (((over[0] - 1,), (over[1] - 1,)), ((), ())), **how)[None]
+        return lax.dot_general(left_operand(a), b, (((over[0],), (over[1],)), ((0,), (0,))), **how)
 
     def forward(self, win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
         n, o = x.shape[0], w.shape[0]
@@ -108,7 +109,7 @@ class Pointwise:
 
     def _dot(self, win: Window, a: jax.Array, b: jax.Array, over: tuple[int, int]) -> jax.Array:
         return lax.dot_general(
-            a, b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision,
+            left_operand(a), b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision,
             preferred_element_type=accumulator(a.dtype),
         )  # fmt: skip
 

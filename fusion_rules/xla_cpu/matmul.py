@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from .. import lower_matmul
 from ..lower_matmul import MM, product
@@ -14,6 +16,16 @@ from . import turning
 MM_BY_ROWS = (((1,), (1,)), ((), ()))
 
 ALIGNED, LARGE = 64, 1 << 16  # elements of a column, of the matrix: others are left as they are
+
+
+@lower_matmul.left_operand.on("cpu")
+def left_operand(x: jax.Array) -> jax.Array:
+    """The left operand of a product, whose layout in memory XLA:CPU has to leave as it is.
+
+    It chooses its kernel for bfloat16 and then turns what a clamp or a `where` makes of a transposed matrix, as
+    `x.t().clamp(0, 1) @ y` has it: that kernel does not take it, and the run fails (UNIMPLEMENTED).
+    """
+    return lax.optimization_barrier(x) if x.dtype == jnp.bfloat16 else x
 
 
 @lower_matmul.matrices.on("cpu")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
+from fused_eager.fusion_rules import lower_matmul
 from fused_eager.fusion_rules.lower import lower
 from fused_eager.fusion_rules.lowering import Places
 from fused_eager.fusion_rules.spec import spec_of
+from fused_eager.fusion_rules.xla_cpu.matmul import MM_BY_ROWS
 
 from fused_eager.xla import enable_x64
 
@@ -56,6 +60,18 @@ def test_defaults_multiply_by_nothing() -> None:
     out = spec_of(A.addmm(x, a, b))
     program = str(jax.make_jaxpr(lambda *v: lower(A.addmm.default, list(v), {}, (out,))[0])(*map(to_jax, (x, a, b))))
     assert " mul " not in program and "dot_general" in program
+
+
+@pytest.mark.parametrize("dims", [lower_matmul.MM, MM_BY_ROWS])
+def test_a_bfloat16_operand_may_be_what_a_clamp_makes_of_a_transposed_matrix(dims: Any) -> None:
+    """XLA:CPU would lay it out as no kernel of its own takes it."""
+    x, y = (torch.randn(16, 6).bfloat16() for _ in range(2))
+
+    def made(x: Any, y: Any) -> Any:
+        return lower_matmul.product(jnp.clip(x.T, 0, 1), y if dims == lower_matmul.MM else jnp.clip(y.T, -9, 9), dims)
+
+    found = torch.from_numpy(np.array(jax.jit(made)(to_jax(x), to_jax(y))))
+    torch.testing.assert_close(found, x.t().clamp(0, 1).float() @ y.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_sums_in_float32() -> None:
