@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -48,6 +49,14 @@ _UNKNOWN = re.compile("No such compile option|While setting option")
 def device() -> Any:
     """The device that regions are compiled for: JAX's CPU, whose memory is the host's."""
     return start("cpu")[0]
+
+
+@functools.cache
+def inline() -> Any:
+    """The same once more, of a client that computes on the thread that calls it. JAX's own hands a program of more than
+    a thousand operations to another thread: to wake that, and then the caller, takes longer than many a program."""
+    device()
+    return xla_client.make_cpu_client(asynchronous=False).devices()[0]
 
 
 def lower_once() -> None:
@@ -187,16 +196,24 @@ def _tracebacks() -> Callable[[bool], Any] | None:
 
 
 class untraced:
-    """In the body, under the runtime's lock, JAX does not note the stack on which an array is made: an array that is
-    kept would keep all code on it alive, and what hangs on that: a graph of Dynamo's."""
+    """In the body, JAX does not note the stack on which an array is made: an array that is kept would keep all code on
+    it alive, and what hangs on that: a graph of Dynamo's. Several threads may be in it."""
 
-    __slots__ = ("was",)
+    __slots__ = ()
+    _lock = threading.Lock()
+    _inside = 0
+    _was = False
 
     def __enter__(self) -> None:
-        self.was = _tracebacks() is not None and xla_client._xla.tracebacks_enabled()
-        if self.was:
-            _tracebacks()(False)  # type: ignore[misc]
+        with untraced._lock:
+            untraced._inside += 1
+            if untraced._inside == 1:
+                untraced._was = _tracebacks() is not None and xla_client._xla.tracebacks_enabled()
+                if untraced._was:
+                    _tracebacks()(False)  # type: ignore[misc]
 
     def __exit__(self, *error: Any) -> None:
-        if self.was:
-            _tracebacks()(True)  # type: ignore[misc]
+        with untraced._lock:
+            untraced._inside -= 1
+            if not untraced._inside and untraced._was:
+                _tracebacks()(True)  # type: ignore[misc]

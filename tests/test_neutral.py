@@ -27,8 +27,9 @@ NEUTRAL = [
     if not path.relative_to(ROOT / "fused_eager").as_posix().startswith(HOSTS)
 ]
 
-# The host as a value: the device where none is named. All else of its folder is nobody's business.
-THE_HOST = ("fused_eager.devices.host.device.HOST",)
+# The host as a value: the device where none is named, and that of whoever waits. All else of its folder is nobody's
+# business.
+THE_HOST = ("fused_eager.devices.host.device.HOST", "fused_eager.devices.host.device.INLINE")
 WORDS = re.compile(r"\b(glibc|mmap|madvise|malloc|ctypes|data_ptr|cpu)\b")
 # Modules that say one of these words all the same, and why they may.
 MAY_SAY = {

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from fused_eager.fusion_rules.deferred import jax
 
 from ..devices.dlpack import to_array, to_tensor
-from ..devices.home import Home, nbytes_of
-from ..devices.host.device import HOST
+from ..devices.home import Home, home_of, nbytes_of
+from ..devices.host.device import HOST, INLINE
 from ..planning.plan import Region
 from ..xla import device
 from .executable import Executable
@@ -25,20 +25,22 @@ class BlockByBlock:
 
     def __init__(self, of: Template, region: Region, executable: Executable):
         self.block, self.call = of.block, executable.call
-        homes = [of.homes[v] if v in of.by_rows else None for v in region.inputs]
-        self.inputs = [home and (home, nbytes_of(home) // of.block) for home in homes]  # with the bytes of a row
+        homes = [(of.homes[v], v in of.by_rows) for v in region.inputs]
+        # With the bytes of a row; 0 if it is the same for all rows.
+        self.inputs = [(home, nbytes_of(home) // of.block if by_rows else 0) for home, by_rows in homes]
 
     def __call__(self, count: int, outputs: Sequence[Home], *arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         """All results, of so many rows. Returns when they are computed. The caller holds the runtime's lock."""
-        values, numbers = arrays[:-2], arrays[-2:]
+        values, vectors = arrays[:-2], arrays[-2:]
+        numbers = [INLINE.borrow(v.unsafe_buffer_pointer(), home_of(v), anew=True) for v in vectors]
         jax.block_until_ready(values)
         starts = [value.unsafe_buffer_pointer() for value in values]
         results = list(map(HOST.unwritten, outputs))
         places = [r.view(count, -1) for r in results]
         for begin, done in _turns(count, self.block):
             given = [
-                value if row is None else HOST.borrow(start + begin * row[1], row[0], anew=True)
-                for value, start, row in zip(values, starts, self.inputs, strict=True)
+                INLINE.borrow(start + begin * width, home, anew=bool(width))
+                for start, (home, width) in zip(starts, self.inputs, strict=True)
             ]
             made, flags = self.call(*given, *numbers)
             for place, part in zip(places, made, strict=True):

@@ -22,14 +22,13 @@ from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.padded import Refused
 from fused_eager.fusion_rules.precision import as_of
 
-from ..devices.dlpack import to_array, to_tensor
+from ..devices.device import Device
+from ..devices.dlpack import to_tensor
 from ..devices.home import Home, nbytes_of
-from ..devices.host.device import HOST
 from ..devices.storage import pointer_of, storage_of
 from ..lowering.failed import NodeFailed
 from ..planning import plan
 from ..planning.plan import Plan, Region, Work
-from ..xla import device
 from . import emit
 from .caching import settings
 from .compile import Computation, load_or_compile
@@ -119,12 +118,12 @@ def _executable(streams: Streams, region: Region) -> Executable | None:
     smaller = [(size, Computation(w.nodes, region, w.homes))
                for size, w in ((bucket.low, streams.low), (bucket.middle, streams.middle))]  # fmt: skip
     shared = Computation(high.nodes, region, high.homes, bucket.high, tuple(smaller))
-    return load_or_compile(shared, settings(high.config))
+    return load_or_compile(shared, settings(high.config, high.device))
 
 
 def _of_size(streams: Streams, region: Region, made: Executable) -> Executable:
     checks = tuple([replace(c, message=_message_of_size(c.message, streams, region, c.node)) for c in made.checks])
-    return replace(made, call=_Call(streams, region, made), checks=checks, key="")
+    return replace(made, call=_Call(streams, region, made), checks=checks, key="", is_shared=True)
 
 
 def _message_of_size(message: str, streams: Streams, region: Region, at: int) -> str:
@@ -140,7 +139,7 @@ class _Call:
 
     def __init__(self, streams: Streams, region: Region, made: Executable):
         now, high = streams.now.homes, streams.high.homes
-        self.size, self.call = streams.size, made.call
+        self.size, self.call, self.device = streams.size, made.call, streams.high.device
         self.outputs = [now[v] if now[v] != high[v] else None for v in region.outputs]
         self.ints: Any = None  # what it was called with, and the same with the size, over this memory
         self.numbers: Any = None
@@ -148,14 +147,14 @@ class _Call:
         self.inputs: list[_Front | None] = []
         for at, v in enumerate(region.inputs):
             varies, may_stay = now[v] != high[v], at not in region.donated
-            self.inputs.append(_Front(_room(made, at, high[v], may_stay), now[v]) if varies else None)
+            self.inputs.append(_Front(_room(made, at, high[v], may_stay, self.device), now[v]) if varies else None)
 
     def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
         *values, floats, ints = arrays
         given = [x if front is None else front.enlarged(x) for x, front in zip(values, self.inputs, strict=True)]
         if self.ints is not ints:
             memory: list[np.ndarray] = []
-            numbers = HOST.numbers([*np.asarray(ints).tolist()[: ints.size], self.size], torch.int64, memory)
+            numbers = self.device.numbers([*np.asarray(ints).tolist()[: ints.size], self.size], torch.int64, memory)
             self.ints, self.numbers, self.memory = ints, numbers, memory
         made, flags = self.call(*given, floats, self.numbers)
         try:
@@ -167,10 +166,10 @@ class _Call:
 class _Room:
     """Memory for the largest value of a bucket, as a tensor and as an array: kept from call to call if it is little."""
 
-    __slots__ = ("array", "home", "is_kept", "tensor")
+    __slots__ = ("array", "device", "home", "is_kept", "tensor")
 
-    def __init__(self, home: Home, is_kept: bool):
-        self.home, self.is_kept = home, is_kept
+    def __init__(self, home: Home, is_kept: bool, device: Device):
+        self.home, self.is_kept, self.device = home, is_kept, device
         self.tensor: torch.Tensor | None = None
         self.array: Any = None
 
@@ -178,19 +177,19 @@ class _Room:
         """A value in front of the memory. What lies behind it reaches no result."""
         largest = torch.empty(self.home[1], dtype=self.home[0])
         largest.as_strided(x.shape, largest.stride()).copy_(x)
-        array = to_array(largest, device())
+        array = self.device.put(largest)
         if self.is_kept and array.unsafe_buffer_pointer() == pointer_of(storage_of(largest)):  # else it is a copy
             self.tensor, self.array = largest, array
         return array
 
 
-def _room(of: Executable, at: int, home: Home, may_stay: bool) -> _Room:
+def _room(of: Executable, at: int, home: Home, may_stay: bool, device: Device) -> _Room:
     """That of an argument of a bucket's executable, for all sizes: the runtime's lock is held during a call. What is
     donated cannot stay."""
     rooms = _ROOMS.setdefault(of, {})
     if at not in rooms:
         kept = sum(nbytes_of(room.home) for room in rooms.values() if room.is_kept)
-        rooms[at] = _Room(home, may_stay and kept + nbytes_of(home) <= KEPT)
+        rooms[at] = _Room(home, may_stay and kept + nbytes_of(home) <= KEPT, device)
     return rooms[at]
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ from .executable import (
     direct,
     finalize,
     get_ready,
+    loaded_for,
     made_in_subprocess,
     misfit_on,
     needs,
@@ -107,10 +109,22 @@ def load_or_compile(computation: Computation, settings: Settings) -> Executable:
         try:
             found = MEMORY.get(key)
             if found is None:
-                found = MEMORY[key] = AROUND[-1](computation, settings, lambda: _load_or_compile(computation, settings))
+                make = partial(_load_or_compile, computation, settings)
+                found = MEMORY[key] = _of_kin(computation, settings) or AROUND[-1](computation, settings, make)
         finally:
             _FLIGHTS.pop(key, None)
     return found
+
+
+def _of_kin(computation: Computation, settings: Settings) -> Executable | None:
+    """The executable that this process has for another device which runs the same code."""
+    device, homes, region = settings.device, computation.homes, computation.region
+    for other in device.kin:
+        found = MEMORY.get(identity(computation, (settings.bounds, precision.switches(), other.name)))
+        if found is not None:
+            outputs = [homes[v] for v in region.outputs]
+            return loaded_for(found, outputs, device, wanted(region, homes, device))
+    return None
 
 
 def _load_or_compile(computation: Computation, settings: Settings) -> Executable:
@@ -248,7 +262,8 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
     if wrong := misfit_on(device, loaded, computation.taken(made.scratch), outputs, len(made.checks)):
         raise ValidationError(f"compiling: of {computation.name}, {wrong}")
     call = direct(loaded, outputs, len(made.checks), device, made.scratch)
-    executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded))
+    code = portable if device.kin and isinstance(portable, Portable) else None
+    executable = Executable(call, made.checks, seconds, computation.name, needs=needs(loaded), code=code)
     return Made(executable, made.lowered, portable, tracing, made.blocks, beside)
 
 

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,9 @@ class Executable:
     """A compiled region: `call(*inputs, floats, ints)` returns (outputs, flags). `seconds` is what compiling took.
 
     `key` is the digest of its key in the compile cache; empty where it has none. `needs` are the bytes that a call
-    takes beside its arguments, for results and temporaries; 0 where XLA does not say.
+    takes beside its arguments, for results and temporaries; 0 where XLA does not say. One that `is_shared` has memory
+    of its own, and is called by one thread at a time: under the runtime's lock. `code` is
+    what was compiled in this process, for another device of the kind.
     """
 
     call: Callable[..., Any]
@@ -52,6 +54,8 @@ class Executable:
     name: str
     key: str = ""
     needs: int = 0
+    is_shared: bool = False
+    code: Portable | None = None
 
 
 class NotPortable(Exception):
@@ -144,6 +148,14 @@ def direct(
         return made, flags
 
     return call
+
+
+def loaded_for(found: Executable, outputs: Sequence[Home], of: Device, scratch: Sequence[Home]) -> Executable | None:
+    """What was compiled in this process, on another device of the kind; None where it was not."""
+    if found.code is None:
+        return None
+    loaded = found.code.load(of.xla)
+    return replace(found, call=direct(loaded, outputs, len(found.checks), of, scratch))
 
 
 def needs(loaded: Any) -> int:

@@ -22,6 +22,7 @@ from fused_eager.fusion_rules import precision
 
 from ..bounded import Bounded
 from ..devices.home import Home, nbytes_of
+from ..devices.host.device import INLINE
 from ..log.events import LOG
 from ..log.site import describe
 from ..lowering.failed import NodeFailed
@@ -193,10 +194,10 @@ def _executable(work: Work, before: Work, of: Template, region: Region) -> Execu
     block = flatten(trace(rows, work.config.check_bounds))
     prove(work, of, region, block)
     prove(before, of, region, block)
-    whole = load_or_compile(rows, settings(work.config))
+    whole = load_or_compile(rows, settings(work.config, INLINE))
     if whole.checks:
         raise Refused(f"{whole.checks[0].error} may have to be raised")
-    return replace(whole, call=BlockByBlock(of, region, whole), key="")
+    return replace(whole, call=BlockByBlock(of, region, whole), key="", is_shared=True)
 
 
 def prove(work: Work, of: Template, region: Region, block: Program) -> None:

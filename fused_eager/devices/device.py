@@ -93,6 +93,7 @@ class Device(ABC):
     # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
     # finds memory for all of them.
     scratch_from: int | None = None
+    kin: tuple[Device, ...] = ()  # others that the same code runs on, once it is loaded for them
 
     @property
     @abstractmethod
@@ -143,3 +144,6 @@ class Device(ABC):
     def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
         """Memory for large results, to be donated at once."""
         raise AssertionError(f"{self.name} gives results no memory")
+
+    def lend(self, array: jax.Array, storage: torch.UntypedStorage) -> None:  # noqa: B027 (nothing to do)
+        """A storage has taken over the memory of a result."""

@@ -105,11 +105,17 @@ def capsule(address: int) -> Any:
 
 
 _capsule = torch._C._to_dlpack
+_pointer_of_tensor = torch._C.TensorBase.data_ptr  # the unpatched one
 _from_capsule = torch._C._from_dlpack
+
+
+ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time
 
 
 def to_array(t: torch.Tensor, device: Any) -> jax.Array:
     """The memory of a contiguous tensor as a JAX array: no copy where alignment allows, exact dtype always."""
+    if _pointer_of_tensor(t) % ALIGNED:
+        t = t.clone()  # jaxlib would, and leave it to JAX's own client, whatever the device
     return xla_client._xla.dlpack_managed_tensor_to_buffer(_capsule(t), device, None)
 
 

@@ -43,12 +43,17 @@ def alias(storage: torch.UntypedStorage, offset_bytes: int, home: Home) -> torch
 
     The caller keeps the storage alive for as long as the alias, or an array made of it, is in use.
     """
+    return tensor_at(pointer_of(storage) + offset_bytes, home, storage.device)
+
+
+def tensor_at(address: int, home: Home, device: torch.device) -> torch.Tensor:
+    """The same over memory that begins at an address."""
     dtype, shape = home
     n = 1
     for size in shape:
         n *= size
-    raw = _over_pointer(pointer_of(storage) + offset_bytes, storage.device, n * dtype.itemsize)
-    out = torch.empty(0, dtype=dtype, device=storage.device)
+    raw = _over_pointer(address, device, n * dtype.itemsize)
+    out = torch.empty(0, dtype=dtype, device=device)
     return out.set_(raw, 0, shape, contiguous_strides(shape))  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from .. import profiled
 from ..compiling.ready import Ready
 from ..config import Config
+from ..devices.buffer import LOCK
 from ..devices.device import Device
 from ..log.events import LOG
 from ..tracing.stream import Node
@@ -37,9 +38,11 @@ class Prepared:
 
     made: Ready
     nodes: Sequence[Node]
+    device: Device
     calls: tuple[tuple[Callable[..., Any], Vids, tuple[Any, Any], Vids, Vids], ...]
     checked: tuple[int, ...]  # which of them make checks
     memory: tuple[np.ndarray, ...]  # of the numbers, which the executables read
+    is_shared: bool  # it is run by one thread at a time: under the runtime's lock
 
     def run(self, values: dict[int, Any]) -> None:
         """Add what the stream makes to its inputs. XLA returns before all is computed: whoever reads a value waits.
@@ -52,7 +55,7 @@ class Prepared:
             for call, inputs, vectors, outputs, drops in self.calls:
                 arrays = [values[v] for v in inputs]
                 if tokens:  # what a call before has made may be tensors
-                    arrays = list(map(as_array, arrays))
+                    arrays = [as_array(a, self.device) for a in arrays]
                 made, token = call(*arrays, *vectors)
                 tokens.append(token)
                 values.update(zip(outputs, made, strict=True))
@@ -70,9 +73,10 @@ class Prepared:
         regions, executables = self.made.plan.regions, self.made.executables
         flags = [(regions[at], tokens[at], found.checks) for at in self.checked if (found := executables[at])]
         if any(np.asarray(failed)[: len(checks), 0].any() for _, failed, checks in flags):
-            DEFERRED.serial += 1
-            DEFERRED.runs.append(Run(DEFERRED.serial, get_ident(), list(self.nodes), {}, flags=flags))
-            check()
+            with LOCK:
+                DEFERRED.serial += 1
+                DEFERRED.runs.append(Run(DEFERRED.serial, get_ident(), list(self.nodes), {}, flags=flags))
+                check()
 
 
 def is_watched(config: Config) -> bool:
@@ -90,4 +94,5 @@ def prepare(nodes: Sequence[Node], ready: Ready, device: Device) -> Prepared | N
         vectors = numbers(nodes, region, memory, device)
         calls.append((executable.call, region.inputs, vectors, region.outputs, drops))
     checked = tuple([at for at, found in enumerate(ready.executables) if found is not None and found.checks])
-    return None if ready.commits else Prepared(ready, nodes, tuple(calls), checked, tuple(memory))
+    is_shared = any(found is not None and found.is_shared for found in ready.executables)
+    return None if ready.commits else Prepared(ready, nodes, device, tuple(calls), checked, tuple(memory), is_shared)

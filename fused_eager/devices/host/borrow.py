@@ -6,12 +6,16 @@ import ctypes
 from array import array
 from typing import Any
 
+import torch
+
 from fused_eager.fusion_rules.deferred import xla_client
 
 from ...bounded import Bounded
-from ..dlpack import CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of
+from ..dlpack import ALIGNED, CPU, MAX_DIMS, NOTHING, ManagedTensor, capsule, code_of, to_array
 from ..home import Home
+from ..storage import tensor_at
 
+_HOST = torch.device("cpu")
 # JAX copies all it needs at once but the deleter, which is always the same: one block serves every borrowing.
 _block = ctypes.create_string_buffer(ctypes.sizeof(ManagedTensor) + 8 * MAX_DIMS)
 _address = ctypes.addressof(_block)
@@ -40,13 +44,15 @@ def borrow(address: int, home: Home, device: Any) -> Any:
     template = _templates.get(home)
     if template is None:
         template = _template(home)
+    if address % ALIGNED:
+        return to_array(tensor_at(address, home, _HOST), device)
     _bytes[: len(template)] = template
     _head.data = address or _address  # an empty value has no memory, and JAX wants some address
     return xla_client._xla.dlpack_managed_tensor_to_buffer(capsule(_address), device, None)
 
 
 # Arrays over memory that has been borrowed: a model whose weights nobody writes takes the same every time.
-_KNOWN: Bounded[tuple[int, Home], Any] = Bounded(4096)
+_KNOWN: Bounded[tuple[Any, int, Home], Any] = Bounded(4096)
 
 
 def borrow_again(address: int, home: Home, device: Any) -> Any:
@@ -55,7 +61,7 @@ def borrow_again(address: int, home: Home, device: Any) -> Any:
 
     An array says where and how large a value is, nothing else, so it is right for whoever has that memory next.
     """
-    where = address, home
+    where = device, address, home
     found = _KNOWN.get(where)
     if found is None or found.is_deleted():
         found = borrow(address, home, device)

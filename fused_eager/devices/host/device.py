@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,26 +10,27 @@ import torch
 from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.spec import Spec
 
-from ...xla import device
+from ...xla import device, inline
 from ..buffer import Buffer
 from ..device import Device, no_numbers
-from ..dlpack import to_array, to_tensor
+from ..dlpack import ALIGNED, to_array, to_tensor
 from ..home import Home
 from ..storage import storage_of
 from . import heap, scratch, unwritten
 from .borrow import borrow, borrow_again
 from .buffers import TABLE, HostBuffer
-from .housekeeping import HOUSEKEEPING
-from .scratch import SCRATCH
+from .housekeeping import HOUSEKEEPING, HostHousekeeping
 
 
 class Host(Device):
     """CPU tensors. A storage that nobody has touched through the runtime has no buffer: its memory is the truth."""
 
-    name = "cpu"
     table = TABLE
     has_memory = True
-    housekeeping = HOUSEKEEPING
+    housekeeping: HostHousekeeping
+
+    def __init__(self, name: str, xla: Callable[[], jax.Device], housekeeping: HostHousekeeping) -> None:
+        self.name, self._xla, self.housekeeping = name, xla, housekeeping
 
     @property
     def scratch_from(self) -> int | None:  # type: ignore[override]
@@ -38,8 +39,8 @@ class Host(Device):
 
     @property
     def xla(self) -> jax.Device:
-        """JAX's CPU, whose memory is the host's."""
-        return device()
+        """What computes on the host's memory."""
+        return self._xla()
 
     def holds(self, t: torch.Tensor) -> bool:
         """Whether a tensor lies in the host's memory."""
@@ -56,7 +57,7 @@ class Host(Device):
 
     def put(self, t: torch.Tensor) -> jax.Array:
         """The tensor's memory as an array: no copy where alignment allows."""
-        return to_array(t, device())
+        return to_array(t, self.xla)
 
     def fetch(self, array: jax.Array) -> torch.Tensor:
         """The array's memory as a tensor."""
@@ -65,17 +66,17 @@ class Host(Device):
     def numbers(self, numbers: Sequence[float | int], dtype: torch.dtype, kept: list[np.ndarray]) -> jax.Array:
         """An array over memory that is put into `kept`."""
         if not numbers:
-            return no_numbers(dtype, device())
-        room = np.empty(len(numbers) + _ALIGNED // 8 - 1, _NUMPY[dtype])
+            return no_numbers(dtype, self.xla)
+        room = np.empty(len(numbers) + ALIGNED // 8 - 1, _NUMPY[dtype])
         address = room.ctypes.data
-        skipped = -address % _ALIGNED // 8
+        skipped = -address % ALIGNED // 8
         room[skipped : skipped + len(numbers)] = numbers
         kept.append(room)
-        return borrow(address + 8 * skipped, (dtype, (len(numbers),)), device())
+        return borrow(address + 8 * skipped, (dtype, (len(numbers),)), self.xla)
 
     def borrow(self, address: int, home: Home, anew: bool) -> jax.Array:
         """The memory as an array, without a copy where alignment allows."""
-        return borrow(address, home, device()) if anew else borrow_again(address, home, device())
+        return borrow(address, home, self.xla) if anew else borrow_again(address, home, self.xla)
 
     def unwritten(self, home: Home) -> torch.Tensor:
         """Memory for a value, which nobody has written."""
@@ -83,10 +84,26 @@ class Host(Device):
 
     def scratch(self, homes: Sequence[Home]) -> list[jax.Array]:
         """Memory of results that have died, or zeros."""
-        return [SCRATCH.take(home) for home in homes]
+        return [self.housekeeping.scratch.take(home) for home in homes]
+
+    def lend(self, array: jax.Array, storage: torch.UntypedStorage) -> None:
+        """A storage has taken over the memory of a result."""
+        self.housekeeping.scratch.lend(array, storage)
 
 
-_ALIGNED = 64  # bytes; XLA copies what is not, which takes longer, and jaxlib 0.6 warns each time
 _NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
 
-HOST = Host()
+HOST = Host("cpu", device, HOUSEKEEPING)
+# The same for whoever waits: it runs on the caller's thread.
+INLINE = Host("cpu, inline", inline, HostHousekeeping(scratch.INLINE))
+HOST.kin, INLINE.kin = (INLINE,), (HOST,)
+SMALL = 16 << 20  # bytes
+
+
+def for_caller(nbytes: int) -> Host:
+    """The host for a caller who waits for what has values of so many bytes.
+
+    What is large runs so long that waking another thread is nothing beside it, and perhaps under the runtime's lock,
+    for which other threads wait.
+    """
+    return INLINE if nbytes < SMALL else HOST

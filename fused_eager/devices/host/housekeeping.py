@@ -7,11 +7,14 @@ from collections.abc import Callable
 from ..buffer import Buffer
 from ..device import Housekeeping
 from . import free, heap, release_pages
-from .scratch import SCRATCH
+from .scratch import SCRATCH, Scratch
 
 
 class HostHousekeeping(Housekeeping):
     """glibc's heap, scratch memory, and pages that hold nothing."""
+
+    def __init__(self, scratch: Scratch = SCRATCH) -> None:
+        self.scratch = scratch
 
     @property
     def room(self) -> int | None:
@@ -32,11 +35,11 @@ class HostHousekeeping(Housekeeping):
 
     def before_run(self) -> None:
         """What has died becomes scratch memory."""
-        SCRATCH.collect()
+        self.scratch.collect()
 
     def after_run(self) -> None:
         """Scratch memory that the last runs had no use for goes back."""
-        SCRATCH.drop()
+        self.scratch.drop()
 
     def begin(self) -> None:
         """Regions are about to be compiled: XLA starts its threads, which are to share the program's memory."""
@@ -54,7 +57,7 @@ class HostHousekeeping(Housekeeping):
 
     def forget(self) -> None:
         """Keep no scratch memory: torch alone goes on."""
-        SCRATCH.forget()
+        self.scratch.forget()
 
     def look(self, is_needed: Callable[[Buffer], bool], wait: Callable[[], None]) -> None:
         """Free memory, and pages whose values have long been elsewhere, go back to the system."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,7 @@ from fused_eager.fusion_rules.deferred import jax, jnp, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ...log.events import LOG
-from ...xla import enable_x64
+from ...xla import device, enable_x64, inline
 from ..home import Home, home_of
 from .heap import LARGE as LARGE
 
@@ -66,9 +67,11 @@ class Held:
 
 
 class Scratch:
-    """What has died, by dtype and shape, and what is lent. Every call holds the runtime's lock."""
+    """What has died, by dtype and shape, and what is lent: arrays of the device of JAX's that `on` returns. Every call
+    holds the runtime's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, on: Callable[[], Any] = device) -> None:
+        self.on = on
         self.asked = False  # before that nobody has a use for what dies
         self.free: defaultdict[Home, list[Held]] = defaultdict(list)
         self.lent: list[Held] = []
@@ -109,7 +112,7 @@ class Scratch:
         self.taken[-1][home] += 1
         free = self.free[home]
         LOG.count("scratch reused" if free else "scratch new")
-        return free.pop().array if free else _zeros(home)()
+        return free.pop().array if free else _zeros(home, self.on())()
 
     def drop(self) -> None:
         """A flush is over: what is more than the last ones took goes back to the system."""
@@ -131,10 +134,11 @@ class Scratch:
 
 
 SCRATCH = Scratch()
+INLINE = Scratch(inline)
 
 
 @functools.lru_cache(maxsize=64)
-def _zeros(home: Home) -> Any:
+def _zeros(home: Home, on: Any) -> Any:
     dtype, shape = home
-    with enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with enable_x64(True), jax.default_device(on):
         return jax.jit(lambda: jnp.zeros(shape, JAX_DTYPE[dtype])).lower().compile()

@@ -22,7 +22,9 @@ from fused_eager.fusion_rules.geometry import Geometry, is_dense
 
 from ...config import Config
 from ...devices.buffer import LOCK
+from ...devices.home import nbytes_of
 from ...devices.host import unwritten
+from ...devices.host.device import for_caller
 from ...devices.storage import storage_of
 from ...executing.island import judge
 from ...executing.load import homes_of_values
@@ -384,7 +386,8 @@ class Capture:
             config, homes = self.config, homes_of_values(stream)
             inputs = [(i.vid, i.home, self.slot_of[at], i.offset) for at, found in natives.items() for i in found]
             ends = (live, frozenset(donatable), config, reason)
-            work = Work(stream.nodes, homes, *ends, switches, default, stream.device)
+            device = for_caller(sum(map(nbytes_of, homes.values())))
+            work = Work(stream.nodes, homes, *ends, switches, default, device)
             self.steps.append(Stage(work, tuple(inputs), tuple(outputs), tuple(written), reason))
         forget(stream)
 

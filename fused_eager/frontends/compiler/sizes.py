@@ -8,7 +8,7 @@ call to call, and counts large rows that do not depend on each other, the graph 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -183,8 +183,9 @@ def make_ready(size: int, now: Program, recorded: Recorded) -> None:
                 nodes = streams.high.nodes
                 islands = {i: ISLANDS[n.signature[0]] for i, n in enumerate(nodes) if n.signature[0] in ISLANDS}  # type: ignore[index]
                 found = recorded.planned[at] = buckets.planned(streams, islands)
-            made.append((stages[0], buckets.ready(streams, found)))
-    for stage, ready in made:
+            made.append((stages[0], buckets.ready(streams, found), streams.high.device))
+    for stage, ready, device in made:
+        stage.work = replace(stage.work, device=device)  # whose executables they are
         stage.kept.keep(ready)
 
 

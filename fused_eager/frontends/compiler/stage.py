@@ -19,11 +19,8 @@ from ...devices.buffer import LOCK
 from ...devices.dlpack import to_tensor
 from ...devices.home import Home
 from ...devices.host.buffers import COPIED
-from ...devices.host.device import HOST
-from ...devices.host.scratch import SCRATCH
 from ...devices.storage import storage_of
 from ...executing import load, prepared, run
-from ...executing.arguments import as_array
 from ...executing.prepared import Prepared
 from ...log.reasons import Reason
 from ...planning.plan import Work
@@ -110,17 +107,26 @@ class Stage:
             Exception: what an op raised, with eager's type; nothing of what it was to write has been written.
         """
         ready = self.ready()
-        began = emit.begin()
+        began, device = emit.begin(), self.work.device
         with LOCK:
             for _, slot, _ in self.written:
                 native.protect(storage_of(slots[slot]))
-            HOST.housekeeping.before_run()
+            device.housekeeping.before_run()
             with untraced():
                 quick = None if prepared.is_watched(self.work.config) else self._prepare(ready)
-                values = self._run(slots, ready) if quick is None else self._run_prepared(slots, quick)
+                if quick is None:
+                    values = self._run(slots, ready)
+                else:
+                    values = self._arrays(slots)
+                    if quick.is_shared:
+                        quick.run(values)
+        if quick is not None and not quick.is_shared:
+            with untraced():
+                quick.run(values)  # other threads run theirs meanwhile
+        with LOCK:
             emit.flushed(self.reason, ready, len(self.work.nodes), began)
-            HOST.housekeeping.after_run()
-            HOST.housekeeping.look(run.is_needed, run.wait)
+            device.housekeeping.after_run()
+            device.housekeeping.look(run.is_needed, run.wait)
         try:
             self._hand_out(slots, values)
         except BaseException:
@@ -131,28 +137,42 @@ class Stage:
             with LOCK:
                 run.DEFERRED.forget_done()  # and of what it has read
 
+    def _own(self, value: Any, is_shown: bool) -> Tensor:
+        """A value as memory of torch's: small ones that the program sees are copied, so that they can be resized as any
+        other."""
+        if isinstance(value, Tensor):
+            return value
+        t = to_tensor(value)
+        if t.nbytes <= COPIED:
+            return t.clone() if is_shown else t
+        storage = storage_of(t)
+        storage._fused_eager_memory = True  # type: ignore[attr-defined]
+        with LOCK:
+            self.work.device.lend(value, storage)
+        return t
+
     def _prepare(self, ready: Ready) -> Prepared | None:
         if self._is_prepared is not ready:
-            self._prepared, self._is_prepared = prepared.prepare(self.work.nodes, ready, HOST), ready
+            self._prepared, self._is_prepared = prepared.prepare(self.work.nodes, ready, self.work.device), ready
         return self._prepared
 
     def _hand_out(self, slots: Slots, values: dict[int, Any]) -> None:
         for vid, slot in self.outputs:
-            slots[slot] = _own(values[vid], slot in self.shown)
+            slots[slot] = self._own(values[vid], slot in self.shown)
         for vid, slot, g in self.written:
             value = _tensor(values[vid])
             target = slots[slot]
             if target.numel() and value.data_ptr() != target.data_ptr():
                 over(target, g).copy_(over(value, g))
 
-    def _run_prepared(self, slots: Slots, quick: Prepared) -> dict[int, Any]:
+    def _arrays(self, slots: Slots) -> dict[int, Any]:
+        """The inputs."""
         addresses = [slots[s].data_ptr() + at for _, _, s, at in self._staying]
         if addresses != self._addresses:
             self._borrow(addresses)
         values = dict(self._borrowed)
         for v, home, s, at in self._donated:
-            values[v] = HOST.borrow(slots[s].data_ptr() + at, home, True)
-        quick.run(values)
+            values[v] = self.work.device.borrow(slots[s].data_ptr() + at, home, True)
         return values
 
     def _borrow(self, addresses: list[int]) -> None:
@@ -163,13 +183,13 @@ class Stage:
             address = addresses[at]
             if before and before[at] == address:
                 continue
-            self._borrowed[v] = array = HOST.borrow(address, home, False)
+            self._borrowed[v] = array = self.work.device.borrow(address, home, False)
             if address and array.unsafe_buffer_pointer() != address:
                 addresses[at] = COPY
         self._addresses = addresses
 
     def _run(self, slots: Slots, ready: Ready) -> dict[int, Any]:
-        stream = Stream(self.work.config)
+        stream = Stream(self.work.config, self.work.device)
         stream.nodes = self.work.nodes
         for vid, home, slot, start in self.inputs:
             t = slots[slot]
@@ -179,19 +199,3 @@ class Stage:
 
 def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else to_tensor(value)
-
-
-def _own(value: Any, is_shown: bool) -> Tensor:
-    """A value as memory of torch's: small ones that the program sees are copied, so that they can be resized as any
-    other."""
-    if isinstance(value, Tensor):
-        return value
-    array = as_array(value, HOST)
-    t = to_tensor(array)
-    if t.nbytes <= COPIED:
-        return t.clone() if is_shown else t
-    storage = storage_of(t)
-    storage._fused_eager_memory = True  # type: ignore[attr-defined]
-    with LOCK:
-        SCRATCH.lend(array, storage)
-    return t

@@ -22,16 +22,16 @@ from ...compiling.executable import Executable
 from ...compiling.key import Computation
 from ...config import Config, resolve
 from ...devices.buffer import LOCK
-from ...devices.dlpack import to_array, to_tensor
+from ...devices.dlpack import to_tensor
 from ...devices.host.buffers import COPIED
-from ...devices.host.device import HOST
+from ...devices.host.device import for_caller
 from ...log import site
 from ...log.reasons import Reason
 from ...planning.plan import Region
 from ...quiet import unobserved
 from ...tracing.node import Hole, Ref
 from ...tracing.stream import Node, Result, Use
-from ...xla import device, refuse_fork
+from ...xla import refuse_fork
 from ..context.threads import THREAD
 from .program import Form, KernelError, form_of
 from .recipes import make
@@ -57,17 +57,17 @@ def run(
     refuse_fork(str(op))
     with unobserved():
         dense = [t.resolve_conj().resolve_neg().contiguous() for t in operands]
-        key = op, program, form, kinds
+        key, device = (op, program, form, kinds), for_caller(sum(t.nbytes for t in dense))
         executable = _KNOWN.get(key)
         if executable is None:
             made = alone(op, form, numbers, program)
-            executable = _KNOWN[key] = compile.load_or_compile(made, settings(config()))
+            executable = _KNOWN[key] = compile.load_or_compile(made, settings(config(), device))
         floats = [n for n in numbers if type(n) is float]
         ints = [n for n in numbers if type(n) is int]
         memory: list[Any] = []
         with LOCK:
-            arrays = [to_array(t, device()) for t in dense]
-            arrays += [HOST.numbers(floats, torch.float64, memory), HOST.numbers(ints, torch.int64, memory)]
+            arrays = [device.put(t) for t in dense]
+            arrays += [device.numbers(floats, torch.float64, memory), device.numbers(ints, torch.int64, memory)]
             outputs, _ = executable.call(*arrays)
         # Waits until they are computed; what they are computed from is alive until then.
         return [_own(array) for array in outputs]

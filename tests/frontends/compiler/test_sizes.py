@@ -17,11 +17,9 @@ from torch import nn
 
 from fused_eager.compiling import buckets
 from fused_eager.compiling.buckets import bucket_of
-from fused_eager.devices.dlpack import to_array
 from fused_eager.frontends.compiler import graphs
 from fused_eager.frontends.compiler.backend import compile_graph
 from fused_eager.log.events import Event
-from fused_eager.xla import device
 
 from .programs import Block
 
@@ -37,7 +35,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         dtype, shape = room.home
         whole = torch.full(shape, float("nan") if dtype.is_floating_point else 97, dtype=dtype)
         whole[tuple([slice(n) for n in x.shape])] = x
-        return to_array(whole, device())
+        return room.device.put(whole)
 
     monkeypatch.setattr(buckets._Room, "put", put)
 
