@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fused_eager.log.events import LOG, OWED, Event, EventLog
+from fused_eager.log.events import FRESH, LOG, OWED, Event, EventLog
 
 
 def test_events_are_kept_in_order_and_counted() -> None:
@@ -44,6 +44,18 @@ def test_numbers_are_summed_and_reasons_counted() -> None:
     assert log.began < log.events[0].time
     log.clear()
     assert not log.totals and not log.counts and not log.forgotten() and not log.began
+
+
+@pytest.mark.parametrize("told", [FRESH - 1, FRESH, 2 * FRESH + 3])
+def test_sums_hold_whenever_they_are_asked_for(told: int) -> None:
+    log = EventLog(kept=10)
+    for n in range(told):
+        log.emit("a", n=n, reason="even" if n % 2 == 0 else "odd")
+        if n == FRESH // 2:
+            assert log.totals["a n"] == sum(range(n + 1)) and log.counts["a"] == n + 1
+    assert log.totals["a n"] == sum(range(told))
+    assert log.counts == {"a": told, "a for even": (told + 1) // 2, "a for odd": told // 2}
+    assert log.forgotten()["a"] == {"count": told - 10, "n": sum(range(told - 10))}
 
 
 def test_count_keeps_no_event() -> None:

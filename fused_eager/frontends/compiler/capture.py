@@ -31,7 +31,7 @@ from ...executing.load import homes_of_values
 from ...log.events import LOG
 from ...log.graph_site import place_of
 from ...log.reasons import Reason
-from ...log.site import describe, here
+from ...log.site import caller, describe, here
 from ...planning.plan import Work
 from ...quiet import unobserved
 from ...recording.ahead import Refused, forget, record_ahead
@@ -70,6 +70,7 @@ class Capture:
         self.graph = graph
         self.config = config
         self.caller = here()
+        self.site = caller()  # of all its runs: to find it at each takes as long as all else that is told of one
         self.stream = Stream(config, ahead=True)
         self.steps: list[Call | Stage] = []
         self.slots = 0
@@ -104,7 +105,7 @@ class Capture:
             return value if arguments[-1] is None else self._stand_in(value)
 
         result = self._returned(self.graph, argument)
-        self._close(Reason(END))
+        self._close(Reason(END, site=self.site))
         result = mapped(self._template, result)
         drops = free_slots(self.steps, result, self.slots)
         rooted = tuple(at for at, slot in enumerate(arguments) if slot in self.rooted)
@@ -301,7 +302,7 @@ class Capture:
             self._tell(info.op, str(why), place)
             return self._native(node, info.op, args, kwargs, info)
         if len(self.stream.nodes) >= self.config.max_pending:
-            self._close(Reason("cut.full", f"{len(self.stream.nodes)} ops"))
+            self._close(Reason("cut.full", f"{len(self.stream.nodes)} ops", self.site))
         return out
 
     def _tell(self, op: Any, why: str, place: Any) -> None:
