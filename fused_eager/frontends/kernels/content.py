@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 _MISSING = object()
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 # Of a class body: what says where it stands, or is made anew in each process.
 _UNIMPORTANT = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__",
@@ -125,7 +125,7 @@ def library_of(module: str) -> str:
     if file is None:
         # Built into a library's shared object, or nobody's: ufuncs, and what a notebook defines.
         return top if top in ("numpy", "jax", "jaxlib", "torch") else ""
-    if not any(f"/{folder}/" in file.replace("\\", "/") for folder in _LIBRARY_FOLDERS):
+    if not any(f"/{folder}/" in file.replace("\\", "/") for folder in LIBRARY_FOLDERS):
         return ""
     names = _distributions().get(top, [])
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
@@ -394,8 +394,11 @@ class _Walk:
 
 _ACYCLIC = (tuple, frozenset, np.ndarray, np.generic, jax.Array, types.CodeType, np.dtype)
 
-# Of classes of libraries that keep locks and caches beside it: the attributes that say what they compute.
-_DECISIVE: dict[str, tuple[str, ...]] = {"helion.runtime.kernel.Kernel": ("fn", "configs", "settings")}
+# Of classes that keep locks and caches beside it: the attributes that say what they compute.
+_DECISIVE: dict[str, tuple[str, ...]] = {
+    "helion.runtime.kernel.Kernel": ("fn", "configs", "settings"),
+    f"{__package__}.op.JaxOp": ("function",), f"{__package__}.pallas.PallasOp": ("function",),
+}  # fmt: skip
 
 # Attributes that functools.update_wrapper copies.
 _OF_WRAPPERS = frozenset({"__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "__annotations__",

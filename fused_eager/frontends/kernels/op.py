@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch.utils import _pytree
 
@@ -180,6 +181,7 @@ class JaxOp:
             else:
                 raise self._unfit(p, value, "a tensor")
         elif kind is NUMBER:
+            value = _of_python(value)
             if type(value) is int and p.schema != "int":
                 value = float(value)
             if type(value) is not (int if p.schema == "int" else float):
@@ -195,7 +197,7 @@ class JaxOp:
         elif kind is STATIC:
             static.append(self._static(p, value))
         else:
-            leaves, spec = _pytree.tree_flatten(value)
+            leaves, spec = _leaves(value)
             for leaf in leaves:
                 if isinstance(leaf, Tensor):
                     operands.append(leaf)
@@ -319,7 +321,7 @@ class JaxOp:
         if p.kind is STATIC:
             fixed = _fixed(value)
             return fixed, lambda arrays, scalars: fixed
-        leaves, spec = _pytree.tree_flatten(value)
+        leaves, spec = _leaves(value)
         fixed = [Tensor if isinstance(x, Tensor) else float if type(x) is float else Static(_fixed(x)) for x in leaves]
 
         def build(arrays: Any, scalars: Any) -> Any:
@@ -377,6 +379,16 @@ class JaxOp:
         for name, new in zip(self.mutates, results[split:], strict=True):
             by_name[name].copy_(new)
         return results[:split]
+
+
+def _of_python(value: Any) -> Any:
+    """A number of numpy's, as `1 / np.sqrt(n)` is one, as Python's own."""
+    return value.item() if isinstance(value, (np.floating, np.integer)) else value
+
+
+def _leaves(tree: Any) -> tuple[list[Any], Any]:
+    leaves, spec = _pytree.tree_flatten(tree)
+    return [x.item() if isinstance(x, np.floating) else x for x in leaves], spec
 
 
 def _entry(p: Parameter, value: Any) -> Any:

@@ -9,7 +9,9 @@ would keep is laid out for one size.
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,11 +22,13 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 
 from ...log.events import LOG
 from . import derive
+from .content import LIBRARY_FOLDERS
 from .program import Form, Program, number_avals
 from .recipes import make
 
 Numbers = Sequence[int | float]
 Tensor = torch.Tensor
+_HERE = str(Path(__file__).resolve().parents[2])  # the library's own code
 
 
 def kinds_of(numbers: Numbers) -> tuple[type, ...]:
@@ -68,7 +72,20 @@ def way_back(operands: Sequence[Tensor], numbers: Numbers, program: str, mask: t
 def fake(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Tensor]:
     """Tensors without values, like those that the program returns."""
     device: Any = operands[0].device if operands else torch.device("cpu")
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs(operands, numbers, program)]
+    try:
+        found = specs(operands, numbers, program)
+    except Exception as error:
+        # Whoever traces with such tensors keeps of an error what it says, and nothing of where it was raised.
+        lines = [f for f in traceback.extract_tb(error.__traceback__) if not _is_of_library(f.filename)]
+        if lines and error.args and isinstance(error.args[0], str):
+            at = f"{lines[-1].filename}:{lines[-1].lineno}, in {lines[-1].name}: {lines[-1].line}"
+            error.args = (f"{error.args[0]} ({at})", *error.args[1:])
+        raise
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in found]
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith(_HERE) or any(f"/{folder}/" in file.replace("\\", "/") for folder in LIBRARY_FOLDERS)
 
 
 class _Place:

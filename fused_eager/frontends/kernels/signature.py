@@ -81,9 +81,24 @@ def of_function(
         if p.annotation is p.empty:
             raise KernelError(f"parameter {p.name!r} of {name} has no annotation; {_ALLOWED}")
         kind, schema, optional = _kind(hints[p.name], name, p.name)
+        _check_default(hints[p.name], p.default, name, p.name)
         parameters.append(Parameter(p.name, kind, schema, p.default, p.kind is p.KEYWORD_ONLY, optional))
     returned = hints.get("return", torch.Tensor)
     return signature(parameters, _returns(returned), mutates, static, traced, name)
+
+
+# What a default of a parameter with such an annotation may be.
+_DEFAULTS: dict[Any, Any] = {int: int, bool: bool, str: str, float: (int, float), torch.dtype: torch.dtype}
+
+
+def _check_default(hint: Any, default: Any, function: str, parameter: str) -> None:
+    if default is MISSING:
+        return
+    if not (hint in _TENSORS or (hint in _DEFAULTS and not isinstance(default, _DEFAULTS[hint]))):
+        return
+    own = hint.__name__.rpartition(".")[2]
+    given = f"parameter {parameter!r} of {function} is annotated {own}, and its default is {default!r:.60}"
+    raise KernelError(f"{given}: write {own} | None" if default is None else given)
 
 
 def _kind(hint: Any, function: str, parameter: str) -> tuple[str, str, bool]:

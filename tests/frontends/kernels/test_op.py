@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from jax import lax
@@ -386,6 +387,47 @@ def test_an_error_inside_names_the_users_line() -> None:
         assert (torch.ones(2) + 1).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("backend", ["eager", "fused_eager"])
+def test_an_error_inside_of_a_compiled_function_names_the_users_line(backend: str) -> None:
+    @jax_op("op_tests::wrong_there")
+    def wrong_there(x: Array) -> Array:
+        return x @ jnp.ones((7, 7))  # the line that is wrong
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"test_op.py:\d+, in wrong_there: return x @ jnp.ones"):
+        torch.compile(lambda x: wrong_there(x) + 1, backend=backend)(torch.ones(2, 3))
+
+
+def test_an_op_may_call_the_function_of_another_which_is_part_of_its_content() -> None:
+    def inner(factor: float) -> Any:
+        @jax_op("op_tests::inner")
+        def inner(x: Array) -> Array:
+            return x * factor
+
+        return inner
+
+    def outer(op: Any) -> Any:
+        @jax_op("op_tests::outer")
+        def outer(x: Array) -> Array:
+            return op.function(x) + 1
+
+        return outer
+
+    one, two = outer(inner(2.0)), outer(inner(3.0))
+    assert (one(torch.ones(1)).item(), two(torch.ones(1)).item()) == (3, 4)
+    assert one.version() != two.version() == outer(inner(3.0)).version()
+
+
+def test_numbers_of_numpys_are_taken_for_pythons() -> None:
+    @jax_op("op_tests::by_numpy", traced=["n"])
+    def by_numpy(x: Array, s: float, n: int, how: dict) -> Array:
+        return x * s + n * how["by"]
+
+    for s in (1 / np.sqrt(4), np.float32(0.5), 0.5):
+        assert by_numpy(torch.ones(2), s, np.int64(3), {"by": np.float64(2.0)}).tolist() == [6.5, 6.5]
+    assert len(by_numpy._bases) == 1
+
+
 def declare(function: Any, *args: Any, **kwargs: Any) -> Any:
     return lambda: jax_op(*args, **kwargs)(function)
 
@@ -402,6 +444,14 @@ def starred(*x: Array) -> Array:
     return x[0]
 
 
+def half(x: Array, n: int = 2.5) -> Array:  # type: ignore[assignment]
+    return x
+
+
+def nothing(x: Array = None) -> Array:  # type: ignore[assignment]
+    return x
+
+
 def number(z: complex) -> Array:
     return jnp.ones(2)
 
@@ -412,6 +462,8 @@ def number(z: complex) -> Array:
         (declare(bare), "parameter 'x' of bare has no annotation; allowed are torch.Tensor or jax.Array"),
         (declare(starred), r"takes \*x"),
         (declare(number), "annotated <class 'complex'>; allowed are"),
+        (declare(half), "'n' of half is annotated int, and its default is 2.5"),
+        (declare(nothing), r"'x' of nothing is annotated Array, and its default is None: write Array \| None"),
         (declare(lambda x: x), "has no name: give one"),
         (declare(typed, "typed"), "is none of an op: it is like 'mylib::rotary'"),
         (declare(typed, "aten::typed"), "torch's own: choose another namespace"),
