@@ -90,10 +90,23 @@ def _interpreted(jaxpr: Jaxpr) -> Jaxpr:
 
 def _equation(eqn: Any) -> Any:
     if eqn.primitive.name == _KERNEL:
-        return eqn if eqn.params["interpret"] else eqn.replace(params={**eqn.params, "interpret": True})
+        return _as_loops(eqn) if isinstance(eqn.params["interpret"], bool) else eqn
     if not _inner(eqn.params):
         return eqn
     return eqn.replace(params={name: _value(value) for name, value in eqn.params.items()})
+
+
+def _as_loops(eqn: Any) -> Any:
+    """A kernel as what its interpretation computes. JAX would make that where the region is lowered, whose numbers may
+    have 64 bits where those of the kernel have not."""
+    from jax._src.pallas.hlo_interpreter import pallas_call_hlo_interpret as interpret
+
+    params = {name: value for name, value in eqn.params.items() if name != "interpret"}
+    forms = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    made = jax.make_jaxpr(jax.jit(functools.partial(interpret, **params)))(*forms)
+    if made.consts or len(made.jaxpr.eqns) != 1:
+        return eqn.replace(params={**eqn.params, "interpret": True})
+    return made.jaxpr.eqns[0].replace(invars=eqn.invars, outvars=eqn.outvars)
 
 
 def _value(value: Any) -> Any:

@@ -113,6 +113,7 @@ class Program:
 
         with self.tracing():
             jaxpr = jax.make_jaxpr(flat)(list(avals(operands)), number_avals(kinds, self.x64))
+            by_platform = platforms.prepared(jaxpr)
         specs = []
         for i, aval in enumerate(jaxpr.out_avals):
             dtype = TORCH_DTYPE.get(np.dtype(aval.dtype)) if not jax.dtypes.issubdtype(
@@ -120,7 +121,7 @@ class Program:
             if dtype is None:
                 raise KernelError(f"{self.title} returns {aval.dtype} as result {i}: torch has no such dtype")
             specs.append((tuple(aval.shape), dtype))
-        return Traced(platforms.prepared(jaxpr), tuple(specs), tree[0])
+        return Traced(by_platform, tuple(specs), tree[0])
 
     def lower(self, operands: Sequence[jax.Array], numbers: Sequence[jax.Array]) -> list[jax.Array]:
         """The program inside of another trace, which may have 64-bit numbers on."""

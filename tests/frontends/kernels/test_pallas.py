@@ -52,6 +52,26 @@ def with_gradient(x: Array, y: Array) -> Array:
     return _with_gradient(x, y)
 
 
+@pytest.mark.parametrize("mode", ["off", "fused"])
+def test_a_kernel_may_compute_with_64_bits_beside_one_that_does_not(mode: str) -> None:
+    @pallas_op("pallas_tests::counted")
+    def counted(x: Tensor, n: Tensor) -> Tensor:
+        def kernel(n_ref: Any, x_ref: Any, out_ref: Any) -> None:
+            out_ref[...] = x_ref[...] + ((n_ref[0] + pl.program_id(0)) // 2).astype(x_ref.dtype)
+
+        part = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        specs = [pl.BlockSpec((1,), lambda i: (0,)), part]
+        return pl.pallas_call(kernel, grid=(x.shape[0] // 8,), in_specs=specs, out_specs=part, out_shape=out)(n, x)
+
+    x, wanted = torch.zeros(24, 2), torch.tensor([3.0, 4.0, 4.0]).repeat_interleave(8)
+    with fused_eager(mode=mode):
+        narrow = counted(x, torch.tensor([7], dtype=torch.int32))
+        found = [narrow, counted(x, torch.tensor([7])), counted(x.double(), torch.tensor([7]))]
+    for out in found:
+        assert out[:, 0].tolist() == wanted.tolist()
+
+
 @pytest.mark.parametrize("mode", ["off", "strict", "fused"])
 def test_a_kernel_runs_on_a_cpu_without_a_word_of_it(mode: str) -> None:
     x, y = torch.randn(32, 4), torch.randn(32, 4)
