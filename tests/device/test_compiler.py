@@ -43,6 +43,23 @@ def test_a_compiled_model_trains_as_on_the_cpu() -> None:
     assert not [e for e in seen if e.kind == "island"]
 
 
+def test_an_optimizer_counts_the_steps_of_each_of_its_groups() -> None:
+    """Dynamo moved the count of one group as it traced the next, and its graph went on counting in what was moved."""
+    found = []
+    for device in ("cpu", TPU):
+        weights = [nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
+        optimizer = torch.optim.Adam([{"params": [w], "lr": lr} for w, lr in zip(weights, (0.1, 0.01), strict=True)])
+        step = torch.compile(optimizer.step, backend=tpu) if device == TPU else optimizer.step
+        for at, second in enumerate((1.0, None, 1.0)):  # without a gradient there is another graph
+            for w, by in zip(weights, (1.0, second), strict=True):
+                w.grad = None if by is None else torch.full((3,), by * (at - 0.5), device=device)
+            step()
+        counts = [optimizer.state[w]["step"].item() for w in weights]
+        found.append(([w.detach().cpu() for w in weights], counts))
+    assert found[1][1] == [3, 2]
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("backend", [tpu, compile_graph], ids=["tpu", "fused_eager"])
 def test_dynamo_looks_at_nothing_that_happens_between_two_graphs(backend: Any) -> None:
     """It took the frames of a read's kernel for more of the program, and JAX's NumPy below them for a graph to compile:

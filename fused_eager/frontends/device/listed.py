@@ -1,7 +1,11 @@
-"""Listed: torch refuses devices by lists in its own code, which no backend can add to; the device is put into them.
+"""Listed: what torch does for devices by lists in its own code, which no backend can add to.
 
-The list is a constant of a function. Another function in its place would be none that Dynamo looks into, so the
-constant is exchanged, and torch's function stays what it is.
+Where it refuses devices, the list is a constant of a function. Another function in its place would be none that Dynamo
+looks into, so the constant is exchanged, and torch's function stays what it is.
+
+Dynamo has the count of an optimizer's steps lie with its parameters, from the first step on, for CUDA and XPU alone.
+For others it moves the count as it traces each group of parameters: then the graph counts in the tensor that was moved
+for the group before, and the optimizer goes on from one that stays behind.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import importlib
 from contextlib import nullcontext
 from types import FunctionType
+from typing import Any
 
 from ..context.imports import after_import
 
@@ -28,6 +33,23 @@ def enter(device_type: str) -> None:
                     _add(function, device_type)
 
         after_import(name, nullcontext, add)
+    after_import("torch._dynamo.variables.optimizer", nullcontext, lambda: _leave_steps(device_type))
+
+
+def _leave_steps(device_type: str) -> None:
+    """Have Dynamo leave the counts of steps of the device's parameters where they are."""
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    move = OptimizerVariable.move_step_if_cpu
+
+    def move_step_if_cpu(self: Any) -> None:
+        states = [state for p, state in self.value.state.items() if p.device.type == device_type and "step" in state]
+        steps = [state["step"] for state in states]
+        move(self)
+        for state, step in zip(states, steps, strict=True):
+            state["step"] = step
+
+    OptimizerVariable.move_step_if_cpu = move_step_if_cpu  # type: ignore[method-assign]
 
 
 def _add(function: FunctionType, device_type: str) -> None:
