@@ -84,7 +84,7 @@ def perform_new(stream: Stream, info: OpInfo, tensors: list[Tensor], args: Any, 
     """
     if info.island or not _may_be_described(info.op) or any(t.dtype not in JAX_DTYPE for t in tensors):
         return MISS
-    if is_sized_by_values(info.op, kwargs, tensors):
+    if is_sized_by_values(info.op, args, kwargs, tensors):
         return MISS
     targets = written(info, args, kwargs)
     if refusal(stream, info, tensors, targets, overlap(tensors, targets)):

@@ -106,7 +106,7 @@ def unknowable(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: list[
     warns = _WARNS_IF.get(op._schema.name)
     if warns is not None and warns(args, kwargs, tensors):
         return Unknown("ATen warns of it, at its own line")
-    if is_sized_by_values(op, kwargs, tensors):
+    if is_sized_by_values(op, args, kwargs, tensors):
         return Unknown("how much it returns depends on values")
     return None
 
@@ -188,20 +188,25 @@ def _always(args: Any, tensors: list[torch.Tensor]) -> bool:
     return True
 
 
+def _index_dtypes(args: Any) -> set[torch.dtype]:
+    """The dtypes by which a call of the `index` family indexes, whatever that of the tensor that it indexes is."""
+    return {t.dtype for t in leaves([args[1]]) if isinstance(t, torch.Tensor)}
+
+
 def _has_no_masks(args: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether what is indexed is indexed by integers, so that the shape does not depend on values."""
-    return not any(t.dtype in (torch.bool, torch.uint8) for t in tensors)
+    return not _index_dtypes(args) & {torch.bool, torch.uint8}
 
 
-def is_sized_by_values(op: OpOverload, kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> bool:
+def is_sized_by_values(op: OpOverload, args: Any, kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the shape of what a call returns depends on the values of its tensor arguments."""
     if torch.Tag.dynamic_output_shape not in op.tags or kwargs.get("output_size") is not None:
         return False
-    return op._schema.name != "aten::index" or not _has_no_masks((), tensors)
+    return op._schema.name != "aten::index" or not _has_no_masks(args, tensors)
 
 
 def _has_byte_masks(args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
-    return any(t.dtype == torch.uint8 for t in leaves([args[1]]) if isinstance(t, torch.Tensor))
+    return torch.uint8 in _index_dtypes(args)
 
 
 def _divides_by_no_degrees(args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:

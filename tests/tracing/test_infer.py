@@ -45,6 +45,8 @@ CASES = {
     "two outputs": (aten.max.dim, (torch.ones(3, 4), 1)),
     "a list of outputs": (aten._foreach_add.Scalar, ([torch.ones(3), torch.ones(2, 2)], 1.0)),
     "factory": (aten.full.default, ([2, 3], 1.5)),
+    "a mask, by integers": (aten.index.Tensor, (torch.ones(3, 4) > 0, [None, torch.tensor([1, 3])])),
+    "bytes, by integers": (aten.index.Tensor, (torch.ones(3, 4).byte(), [torch.tensor([[0], [2]]), torch.tensor([1])])),
     "empty": (aten.cat.default, ([torch.ones(0, 3), torch.ones(2, 3)],)),
     "convolution": (
         aten.convolution.default,
@@ -87,6 +89,7 @@ def test_a_view_in_disguise_is_told() -> None:
 UNKNOWN = {
     "shapes that do not match": (aten.mm.default, (torch.ones(2, 3), torch.ones(4, 5))),
     "values decide": (aten.nonzero.default, (torch.ones(3),)),
+    "a mask decides": (aten.index.Tensor, (torch.ones(3), [torch.ones(3) > 0])),
     "a number is returned": (aten._local_scalar_dense.default, (torch.ones(()),)),
 }
 
