@@ -55,6 +55,10 @@ CLIENTS = (
     Client("nanoGPT, attention written out", ("nano_gpt.py", "--flash", "0")),
     Client("nanoGPT, bfloat16", ("nano_gpt.py", "--dtype", "bfloat16"), (), 2e-2, _HALF, _ROUNDED),
     Client("nanoGPT, float16, scaled gradients", ("nano_gpt.py", "--dtype", "float16"), (), 2e-2, _HALF, _ROUNDED),
+    Client("mixed precision, float16, loaders", ("amp_training.py",), (), 2e-2, _HALF),
+    Client("mixed precision, bfloat16, loaders", ("amp_training.py", "--dtype", "bfloat16"), (), 2e-2, _HALF),
+    Client("distributed checkpoints", ("saved_states.py",)),
+    Client("torch's profiler", ("profiled_training.py",)),
     Client("DQN", ("dqn.py",)),
     Client(
         "SWA and EMA",
@@ -77,9 +81,11 @@ CLIENTS = (
     Client("transformers: generate, Llama", ("transformers_generate.py", "--model", "llama")),
     Client("transformers: generate, GPT-2", ("transformers_generate.py", "--model", "gpt2")),
     Client("transformers: generate, T5", ("transformers_generate.py", "--model", "t5")),
+    Client("transformers: pipelines", ("transformers_pipelines.py",), ("PIL",)),
     Client("accelerate", ("accelerate_loop.py",), ("accelerate",)),
     Client("peft: LoRA", ("peft_lora.py",), ("peft", "accelerate")),
     Client("peft: DoRA", ("peft_lora.py", "--dora"), ("peft", "accelerate")),
+    Client("peft: prefix, prompt, IA3", ("peft_prompts.py",), ("peft", "accelerate")),
     Client("Lightning: Trainer", ("lightning_trainer.py",), ("lightning",), on_device=_LIGHTNING),
     Client(
         "Lightning: Trainer, bf16",
