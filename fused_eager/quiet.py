@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,7 +25,14 @@ from torch.utils._python_dispatch import _pop_mode as _pop
 
 from . import profiled
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    depth = 0  # of the runtime's own code
+    functions: Sequence[Any] = ()  # the modes of torch's functions that are hidden
+    is_own: bool | None = None  # it runs nothing else; None: nobody has asked
+
+
+_thread = _Thread()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -35,9 +42,7 @@ STORES = "fsspecIO"  # fsspec's one thread, which runs nothing but its own code:
 
 def inside() -> bool:
     """Whether this thread is in the runtime's own code: it starts threads there, and nothing has to be settled."""
-    if getattr(_thread, "depth", 0) > 0:
-        return True
-    return is_own(threading.current_thread())
+    return _thread.depth > 0 or is_own(threading.current_thread())
 
 
 def is_own(thread: threading.Thread) -> bool:
@@ -61,7 +66,7 @@ class functions_hidden:
     __slots__ = ("before", "modes")
 
     def __enter__(self) -> None:
-        self.before = getattr(_thread, "functions", ())
+        self.before = _thread.functions
         self.modes = _thread.functions = [_pop_function() for _ in range(_count_functions())]
 
     def __exit__(self, *error: Any) -> None:
@@ -108,7 +113,7 @@ def as_kernel(kernel: F) -> F:
 def functions_shown() -> Iterator[None]:
     """In the body, the modes of torch's functions that are hidden on this thread see what it calls: an op of the
     program's own, in Python, may call anything."""
-    modes = getattr(_thread, "functions", ())
+    modes = _thread.functions
     for mode in reversed(modes):
         _push_function(mode)
     try:
@@ -131,15 +136,18 @@ class unobserved:
     __slots__ = ("autocast", "collected", "exported", "functions", "grad", "hidden", "modes")
 
     def __enter__(self) -> None:
-        self.collected = gc.isenabled() and not is_own(threading.current_thread())
+        own = _thread.is_own
+        if own is None:
+            own = _thread.is_own = is_own(threading.current_thread())
+        self.collected = not own and gc.isenabled()
         if self.collected:
             gc.disable()
-        _thread.depth = getattr(_thread, "depth", 0) + 1
+        _thread.depth += 1
         self.exported: Any = None
         if _exported_modes():
             self.exported = _disable_current_modes()
             self.exported.__enter__()
-        self.modes = [_pop() for _ in range(_count())]
+        self.modes = [_pop() for _ in range(_count())] if _count() else ()
         self.functions = functions_hidden() if _count_functions() else None
         if self.functions is not None:
             self.functions.__enter__()

@@ -5,6 +5,7 @@ The switches are read while lowering, so whoever caches a lowering has to put `s
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,11 +65,24 @@ def _cudnn_tf32() -> bool:
 
 
 def switches() -> Switches:
-    """Everything that `matmul_precision` and `conv_precision` depend on, as names and values."""
-    return (
-        ("float32_matmul_precision", _matmul_level()),
-        ("cudnn_tf32", str(_cudnn_tf32())),
-    )
+    """Everything that `matmul_precision` and `conv_precision` depend on, as names and values: one object for all times
+    that they are the same. It is asked at every call of a compiled graph."""
+    if getattr(_fixed, "switches", None) is None:
+        try:
+            found = _level(), _tf32()
+        except RuntimeError:  # of torch's, see above
+            found = _matmul_level(), _cudnn_tf32()
+    else:
+        found = _matmul_level(), _cudnn_tf32()
+    return _named(*found)
+
+
+_level, _tf32 = torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32
+
+
+@functools.cache
+def _named(level: str, tf32: bool) -> Switches:
+    return ("float32_matmul_precision", level), ("cudnn_tf32", str(tf32))
 
 
 def matmul_precision() -> lax.Precision:

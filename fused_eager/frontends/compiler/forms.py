@@ -64,7 +64,7 @@ class Forms:
             if not self._are_fixed(args):
                 return form_of(args)
             self._guard(known)
-        return (_switches(), *[_form(args[at]) for at in self.free])
+        return (_switches(), *[_form(args[at]) for at in self.free]) if self.free else (_switches(),)
 
     def _guard(self, known: Sequence[Tensor]) -> None:
         """Have torch check such tensors from now on, in a tenth of the time. It knows no others than these, neither

@@ -108,20 +108,16 @@ class Stage:
         """
         ready = self.ready()
         began, device = emit.begin(), self.work.device
-        with LOCK:
-            for _, slot, _ in self.written:
-                native.protect(storage_of(slots[slot]))
-            device.housekeeping.before_run()
-            with untraced():
+        with untraced():
+            with LOCK:
+                for _, slot, _ in self.written:
+                    native.protect(storage_of(slots[slot]))
+                device.housekeeping.before_run()
                 quick = None if prepared.is_watched(self.work.config) else self._prepare(ready)
-                if quick is None:
-                    values = self._run(slots, ready)
-                else:
-                    values = self._arrays(slots)
-                    if quick.is_shared:
-                        quick.run(values)
-        if quick is not None and not quick.is_shared:
-            with untraced():
+                values = self._run(slots, ready) if quick is None else self._arrays(slots)
+                if quick is not None and quick.is_shared:
+                    quick.run(values)
+            if quick is not None and not quick.is_shared:
                 quick.run(values)  # other threads run theirs meanwhile
         with LOCK:
             emit.flushed(self.reason, ready, len(self.work.nodes), began)
