@@ -123,7 +123,9 @@ def _executable(streams: Streams, region: Region) -> Executable | None:
 
 def _of_size(streams: Streams, region: Region, made: Executable) -> Executable:
     checks = tuple([replace(c, message=_message_of_size(c.message, streams, region, c.node)) for c in made.checks])
-    return replace(made, call=_Call(streams, region, made), checks=checks, key="", is_shared=True)
+    call = _Call(streams, region, made)
+    fronts = frozenset([at for at, front in enumerate(call.inputs) if front is not None])
+    return replace(made, call=call, checks=checks, key="", is_shared=True, tensors=fronts)
 
 
 def _message_of_size(message: str, streams: Streams, region: Region, at: int) -> str:
@@ -149,7 +151,7 @@ class _Call:
             varies, may_stay = now[v] != high[v], at not in region.donated
             self.inputs.append(_Front(_room(made, at, high[v], may_stay, self.device), now[v]) if varies else None)
 
-    def __call__(self, *arrays: jax.Array) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
+    def __call__(self, *arrays: jax.Array | torch.Tensor) -> tuple[list[jax.Array | torch.Tensor], jax.Array]:
         *values, floats, ints = arrays
         given = [x if front is None else front.enlarged(x) for x, front in zip(values, self.inputs, strict=True)]
         if self.ints is not ints:
@@ -205,14 +207,15 @@ class _Front:
         self.room, self.shape = room, home[1]
         self.view: torch.Tensor | None = None
 
-    def enlarged(self, x: jax.Array) -> jax.Array:
+    def enlarged(self, value: jax.Array | torch.Tensor) -> jax.Array:
         """A value of the size as one of the largest."""
         room, view = self.room, self.view
+        x = value if isinstance(value, torch.Tensor) else to_tensor(value)
         if room.tensor is None:
-            return room.put(to_tensor(x))
+            return room.put(x)
         if view is None:
             view = self.view = room.tensor.as_strided(self.shape, room.tensor.stride())
-        view.copy_(to_tensor(x))
+        view.copy_(x)
         return room.array
 
 

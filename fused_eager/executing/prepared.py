@@ -43,6 +43,7 @@ class Prepared:
     checked: tuple[int, ...]  # which of them make checks
     memory: tuple[np.ndarray, ...]  # of the numbers, which the executables read
     is_shared: bool  # it is run by one thread at a time: under the runtime's lock
+    tensors: frozenset[int]  # inputs that may be tensors of the host
 
     def run(self, values: dict[int, Any]) -> None:
         """Add what the stream makes to its inputs. XLA returns before all is computed: whoever reads a value waits.
@@ -94,5 +95,11 @@ def prepare(nodes: Sequence[Node], ready: Ready, device: Device) -> Prepared | N
         vectors = numbers(nodes, region, memory, device)
         calls.append((executable.call, region.inputs, vectors, region.outputs, drops))
     checked = tuple([at for at, found in enumerate(ready.executables) if found is not None and found.checks])
-    is_shared = any(found is not None and found.is_shared for found in ready.executables)
-    return None if ready.commits else Prepared(ready, nodes, device, tuple(calls), checked, tuple(memory), is_shared)
+    if ready.commits:
+        return None
+    found = [executable for executable in ready.executables if executable is not None]
+    is_shared = any(executable.is_shared for executable in found)
+    taken = {(v, at in executable.tensors) for executable, call in zip(found, calls, strict=True)
+             for at, v in enumerate(call[1])}  # fmt: skip
+    tensors = frozenset({v for v, _ in taken} - {v for v, as_tensor in taken if not as_tensor})
+    return Prepared(ready, nodes, device, tuple(calls), checked, tuple(memory), is_shared, tensors)

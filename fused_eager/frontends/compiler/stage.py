@@ -16,6 +16,7 @@ from fused_eager.fusion_rules.geometry import Geometry
 from ...compiling import emit
 from ...compiling.ready import Ready
 from ...devices.buffer import LOCK
+from ...devices.device import Device
 from ...devices.dlpack import to_tensor
 from ...devices.home import Home
 from ...devices.host.buffers import COPIED
@@ -32,7 +33,7 @@ from ...xla import untraced
 Tensor = torch.Tensor
 Slots = list[Any]
 T = TypeVar("T")
-COPY = -1  # no address
+ELSEWHERE = -1  # no address
 
 
 def over(t: Tensor, g: Geometry) -> Tensor:
@@ -114,7 +115,7 @@ class Stage:
                     native.protect(storage_of(slots[slot]))
                 device.housekeeping.before_run()
                 quick = None if prepared.is_watched(self.work.config) else self._prepare(ready)
-                values = self._run(slots, ready) if quick is None else self._arrays(slots)
+                values = self._run(slots, ready) if quick is None else self._arrays(slots, quick.tensors)
                 if quick is not None and quick.is_shared:
                     quick.run(values)
             if quick is not None and not quick.is_shared:
@@ -133,18 +134,20 @@ class Stage:
             with LOCK:
                 run.DEFERRED.forget_done()  # and of what it has read
 
-    def _own(self, value: Any, is_shown: bool) -> Tensor:
+    def _own(self, vid: int, value: Any, is_shown: bool) -> Tensor:
         """A value as memory of torch's: small ones that the program sees are copied, so that they can be resized as any
         other."""
         if isinstance(value, Tensor):
             return value
-        t = to_tensor(value)
-        if t.nbytes <= COPIED:
-            return t.clone() if is_shown else t
+        t, device = to_tensor(value), self.work.device
+        if is_shown and t.nbytes <= COPIED:
+            return t.clone()
         storage = storage_of(t)
-        storage._fused_eager_memory = True  # type: ignore[attr-defined]
-        with LOCK:
-            self.work.device.lend(value, storage)
+        storage._fused_eager_array = device, self.work.homes[vid], value  # type: ignore[attr-defined]
+        if t.nbytes > COPIED:
+            storage._fused_eager_memory = True  # type: ignore[attr-defined]
+            with LOCK:
+                device.lend(value, storage)
         return t
 
     def _prepare(self, ready: Ready) -> Prepared | None:
@@ -154,35 +157,42 @@ class Stage:
 
     def _hand_out(self, slots: Slots, values: dict[int, Any]) -> None:
         for vid, slot in self.outputs:
-            slots[slot] = self._own(values[vid], slot in self.shown)
+            slots[slot] = self._own(vid, values[vid], slot in self.shown)
         for vid, slot, g in self.written:
             value = _tensor(values[vid])
             target = slots[slot]
             if target.numel() and value.data_ptr() != target.data_ptr():
                 over(target, g).copy_(over(value, g))
 
-    def _arrays(self, slots: Slots) -> dict[int, Any]:
-        """The inputs."""
+    def _arrays(self, slots: Slots, tensors: frozenset[int]) -> dict[int, Any]:
+        """The inputs; those of `tensors` may be tensors."""
         addresses = [slots[s].data_ptr() + at for _, _, s, at in self._staying]
         if addresses != self._addresses:
-            self._borrow(addresses)
-        values = dict(self._borrowed)
+            values = self._borrow(addresses, slots, tensors)
+        else:
+            values = dict(self._borrowed)
         for v, home, s, at in self._donated:
             values[v] = self.work.device.borrow(slots[s].data_ptr() + at, home, True)
         return values
 
-    def _borrow(self, addresses: list[int]) -> None:
-        """Make arrays of what lies at other addresses than at the last call: weights stay where they are. What XLA has
-        copied, as it was not aligned, is of that call alone."""
+    def _borrow(self, addresses: list[int], slots: Slots, tensors: frozenset[int]) -> dict[int, Any]:
+        """The same where some are at other addresses than at the last call. Weights stay where they are, so their
+        arrays are kept; what XLA has copied, as it was not aligned, is of that call alone, and so is what another
+        graph has made."""
         before, self._addresses = self._addresses, []  # known again when all of them are there
-        for at, (v, home, _, _) in enumerate(self._staying):
+        passing: dict[int, Any] = {}
+        for at, (v, home, s, start) in enumerate(self._staying):
             address = addresses[at]
             if before and before[at] == address:
                 continue
-            self._borrowed[v] = array = self.work.device.borrow(address, home, False)
-            if address and array.unsafe_buffer_pointer() != address:
-                addresses[at] = COPY
+            found = _as_it_is(slots[s], home, start, self.work.device, v in tensors)
+            if found is None:
+                found = self._borrowed[v] = self.work.device.borrow(address, home, False)
+                if not address or found.unsafe_buffer_pointer() == address:
+                    continue
+            passing[v], addresses[at] = found, ELSEWHERE
         self._addresses = addresses
+        return {**self._borrowed, **passing}
 
     def _run(self, slots: Slots, ready: Ready) -> dict[int, Any]:
         stream = Stream(self.work.config, self.work.device)
@@ -191,6 +201,19 @@ class Stage:
             t = slots[slot]
             stream.inputs.append(NativeInput(vid, home, storage_of(t), t.storage_offset() * t.itemsize + start))
         return run.run_ahead(stream, ready, self.work.donatable, self.reason)
+
+
+def _as_it_is(t: Tensor, home: Home, start: int, device: Device, as_tensor: bool) -> Any:
+    """The value `home` at the beginning of a tensor: the array that another graph has made, if that is its memory; or
+    the tensor itself, if that will do. None where it is neither."""
+    if start or t.dtype is not home[0]:
+        return None
+    made = getattr(storage_of(t), "_fused_eager_array", None)
+    if made is not None and made[0] is device and made[1] == home and made[2].unsafe_buffer_pointer() == t.data_ptr():
+        return made[2]
+    if as_tensor and t.is_contiguous() and not (t.is_conj() or t.is_neg()):
+        return t.view(home[1])
+    return None
 
 
 def _tensor(value: Any) -> Tensor:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from fused_eager.fusion_rules.deferred import xla_client
 from torch import nn
 
 from fused_eager import fused_eager
 from fused_eager.devices.buffer import LOCK
-from fused_eager.devices.host.device import HOST, INLINE, SMALL
+from fused_eager.devices.home import Home
+from fused_eager.devices.host.device import HOST, INLINE, SMALL, Host
 from fused_eager.executing.prepared import Prepared
 from fused_eager.frontends.compiler import stage
 from fused_eager.log.events import Event
@@ -121,3 +123,67 @@ def test_threads_compute_with_the_same_function_at_a_time() -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == [] and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.fixture
+def borrowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the memory that was described to JAX."""
+    found: list[tuple[int, ...]] = []
+    plain = type(INLINE).borrow
+
+    def noted(self: Host, address: int, home: Home, anew: bool) -> Any:
+        found.append(home[1])
+        return plain(self, address, home, anew)
+
+    monkeypatch.setattr(Host, "borrow", noted)
+    return found
+
+
+def test_what_a_graph_has_made_is_not_described_again_to_the_next(borrowed: list[tuple[int, ...]]) -> None:
+    f = compiled(lambda x: x.sin() * 2, validate=False)
+    g = compiled(lambda x: x.cos() + 1, validate=False)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(32, 1024)  # as large as what is not copied
+            y = f(x)
+            borrowed.clear()
+            torch.testing.assert_close(g(y), (x.sin() * 2).cos() + 1)
+            assert borrowed == []
+            y.mul_(3)  # by torch, in the same memory
+            torch.testing.assert_close(g(y), (x.sin() * 6).cos() + 1)
+            y.data = y.data[:16].clone().repeat(2, 1)  # other memory, of the same shape
+            torch.testing.assert_close(g(y), (x.sin() * 6)[:16].repeat(2, 1).cos() + 1)
+
+
+def test_what_a_graph_has_made_goes_with_its_tensor() -> None:
+    f = compiled(lambda x: x.sin() * 2, validate=False)
+    g = compiled(lambda x: x.cos() + 1, validate=False)
+    x = torch.randn(32, 1024)
+
+    def live() -> int:
+        xla_client._xla.collect_garbage()
+        return len(INLINE.xla.client.live_arrays())
+
+    with torch.no_grad():
+        g(f(x))
+        before = live()
+        for _ in range(5):
+            z = g(f(x))
+        assert live() <= before + 1 and z.shape == x.shape
+        del z
+        assert live() <= before
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_inputs_of_a_bucket_are_what_their_memory_says(validate: bool) -> None:
+    options = {"validate": validate}
+    f = torch.compile(lambda x, y: x @ y.mT + x.sum(), backend="fused_eager", dynamic=True, options=options)
+    for n in (9, 14, 15, 13, 14, 15):
+        wide = torch.randn(n, 16)
+        for x in (wide[:, :8], wide.T.contiguous().T[:, :8], wide[:, :8].contiguous(), torch.randn(n, 8).conj()):
+            torch.testing.assert_close(f(x, x + 1), x @ (x + 1).mT + x.sum())
+    f = torch.compile(lambda x: x * 2, backend="fused_eager", dynamic=True, options=options)
+    for n in (9, 14, 15, 13, 14, 15):
+        x = torch.randn(n, 8, dtype=torch.complex64)
+        for given in (x, x.conj(), x.imag._neg_view()):
+            torch.testing.assert_close(f(given), given * 2)
