@@ -33,7 +33,7 @@ from ...xla import untraced
 Tensor = torch.Tensor
 Slots = list[Any]
 T = TypeVar("T")
-ELSEWHERE = -1  # no address
+ANEW = -1  # no address: that array is looked for at each call
 
 
 def over(t: Tensor, g: Geometry) -> Tensor:
@@ -180,7 +180,7 @@ class Stage:
         arrays are kept; what XLA has copied, as it was not aligned, is of that call alone, and so is what another
         graph has made."""
         before, self._addresses = self._addresses, []  # known again when all of them are there
-        passing: dict[int, Any] = {}
+        other: dict[int, Any] = {}
         for at, (v, home, s, start) in enumerate(self._staying):
             address = addresses[at]
             if before and before[at] == address:
@@ -190,9 +190,9 @@ class Stage:
                 found = self._borrowed[v] = self.work.device.borrow(address, home, False)
                 if not address or found.unsafe_buffer_pointer() == address:
                     continue
-            passing[v], addresses[at] = found, ELSEWHERE
+            other[v], addresses[at] = found, ANEW
         self._addresses = addresses
-        return {**self._borrowed, **passing}
+        return {**self._borrowed, **other}
 
     def _run(self, slots: Slots, ready: Ready) -> dict[int, Any]:
         stream = Stream(self.work.config, self.work.device)
