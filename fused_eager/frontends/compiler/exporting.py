@@ -31,6 +31,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 from ...config import resolve
 from ...errors import ExportError
 from ...targets.target import Target
+from ...tracing.opinfo import Kind, info_of
 from ...xla import enable_x64, refuse_fork
 from . import artifact, sizes, symbolic
 from .capture import Capture
@@ -222,7 +223,8 @@ class Lowered:
                 value = next(examples) if name is None else state[name]
                 self.values.append(value.detach().contiguous() if isinstance(value, torch.Tensor) else value)
                 self.names.append(name)
-        self.takes, self.returns = lowered.call_spec.in_spec, lowered.call_spec.out_spec
+        _take_out_checks(self.graph)
+        self.takes, self.returns = lowered.call_spec.in_spec, _written_down(lowered.call_spec.out_spec)
         symbols = sizes.symbols(self.graph, self.values)
         self.symbols = {f"size{k}" if len(symbols) > 1 else "size": s for k, s in enumerate(symbols)}
         self.ranges = {n: _range(lowered.range_constraints.get(s)) for n, s in self.symbols.items()}
@@ -234,6 +236,24 @@ class Lowered:
         env = {self.symbols[name]: n for name, n in sample.items()}
         return Recorded(self, [x.contiguous() if isinstance(x, torch.Tensor) else x
                                for x in sizes.at(self.graph, self.values, env)])  # fmt: skip
+
+
+def _take_out_checks(graph: torch.fx.GraphModule) -> None:
+    """An exported program looks at no values: not at indices, and not at what `one_hot` asserts of its classes."""
+    for node in reversed(graph.graph.nodes):
+        is_check = isinstance(node.target, OpOverload) and not node.target._schema.returns
+        if is_check and not node.users and info_of(node.target).kind is Kind.CHECK:
+            graph.graph.erase_node(node)
+
+
+def _written_down(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """A structure that can be written down: torch's own named results, as those of `sort`, as tuples."""
+
+    def is_named(x: Any) -> bool:
+        return type(x).__module__ == "torch.return_types"
+
+    made = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    return pytree.tree_structure(pytree.tree_map(lambda x: tuple(x) if is_named(x) else x, made, is_leaf=is_named))
 
 
 def _range(found: Any) -> tuple[int, float]:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from fractions import Fraction
 from typing import Any
 
@@ -221,7 +222,7 @@ class _Run:
             if len({str(v) for v in values}) > 1:
                 raise Unlike(f"{what} is another one at another size")
             return first
-        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+        if isinstance(first, (int, np.integer)) and not isinstance(first, (bool, Enum)):
             return self.number(values)
         if isinstance(first, (tuple, list)):
             if len({len(v) for v in values}) > 1:

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import pytest
 import torch
+import torch.nn.functional as F
 from jax.experimental import serialize_executable
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim
 
 from fused_eager import Exported, ExportError, export
@@ -164,6 +165,20 @@ try:
 except ValueError as error:
     print(error)
 """
+
+
+class Named(nn.Module):
+    """Torch's named results, an assertion of values, and an option of JAX's that is a number by name."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x.sort(1), F.one_hot((x[:, 0] > 0).long(), 2), torch.fft.rfft(x, dim=1).abs()
+
+
+def test_named_results_assertions_and_transforms_of_fourier_are_exported(tmp_path: Path) -> None:
+    made = export(Named(), (torch.randn(4, 6),), tmp_path / "named", dynamic_batch=True, platforms=["cpu"])
+    x = torch.randn(7, 6)
+    (values, places), *rest = Named()(x)
+    torch.testing.assert_close(made(x), ((values, places), *rest))
 
 
 def test_batch_and_length_of_a_transformer_may_vary(tmp_path: Path) -> None:
