@@ -32,6 +32,7 @@ from .signature import MISSING, NUMBER, STATIC, TENSOR, TENSORS, Parameter, Sign
 
 Tensor = torch.Tensor
 _NARROW = frozenset({torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.bool})
+_FLOATS = (float, torch.SymFloat)  # the second in a graph of Dynamo's, where a float varies
 LOWER = "lower"  # of an argument's autocast rule: the dtype that autocast computes products in
 
 
@@ -184,7 +185,7 @@ class JaxOp:
             value = _of_python(value)
             if type(value) is int and p.schema != "int":
                 value = float(value)
-            if type(value) is not (int if p.schema == "int" else float):
+            if type(value) not in ((int, torch.SymInt) if p.schema == "int" else _FLOATS):
                 raise self._unfit(p, value, "an int" if p.schema == "int" else "a float")
             if type(value) is int and not -(2**63) <= value < 2**63:
                 raise self._unfit(p, value, "an int of 64 bits")
@@ -202,7 +203,7 @@ class JaxOp:
                 if isinstance(leaf, Tensor):
                     operands.append(leaf)
                     static.append(Tensor)
-                elif type(leaf) is float:
+                elif type(leaf) in _FLOATS:
                     numbers.append(leaf)
                     static.append(float)
                 else:
@@ -322,7 +323,9 @@ class JaxOp:
             fixed = _fixed(value)
             return fixed, lambda arrays, scalars: fixed
         leaves, spec = _leaves(value)
-        fixed = [Tensor if isinstance(x, Tensor) else float if type(x) is float else Static(_fixed(x)) for x in leaves]
+        fixed = [
+            Tensor if isinstance(x, Tensor) else float if type(x) in _FLOATS else Static(_fixed(x)) for x in leaves
+        ]
 
         def build(arrays: Any, scalars: Any) -> Any:
             whole = [next(arrays) if x is Tensor else next(scalars) if x is float else x.value for x in fixed]

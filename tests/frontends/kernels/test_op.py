@@ -74,6 +74,30 @@ def test_dynamo_takes_pytrees_into_its_graph(backend: str) -> None:
     close(torch.compile(step, backend=backend, fullgraph=True)(x), step(x))
 
 
+@jax_op("op_tests::by_factor")
+def by_factor(x: Array, s: float, dtype: torch.dtype = torch.float32) -> Array:
+    return (x * s).astype(dtype)
+
+
+@jax_op("op_tests::by_schema")
+def by_schema(x: Array, s: float) -> Array:
+    return x * s
+
+
+@jax_op("op_tests::by_named_factor")
+def by_named_factor(x: Array, how: dict) -> dict:
+    return {"out": x * how["s"]}
+
+
+@pytest.mark.parametrize("backend", ["eager", "fused_eager"])
+@pytest.mark.parametrize("op", [by_schema, by_factor, lambda x, s: by_named_factor(x, {"s": s})["out"]])
+def test_a_float_that_varies_in_a_compiled_function(op: Any, backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, s: op(x * 2, s) + 1, backend=backend, fullgraph=True, dynamic=True)
+    for s in (1.5, 2.5, -3.0):
+        close(compiled(torch.ones(3), s), torch.full((3,), 2 * s + 1))
+
+
 @jax_op("op_tests::counted")
 def counted(n: int, more: list[Tensor]) -> Tensor:
     return jnp.arange(n, dtype=jnp.float32) + sum(more)
