@@ -1,8 +1,8 @@
 """Levels: whether forward derivatives are being computed anywhere in the process.
 
 `torch.autograd.forward_ad` counts the levels that it opens. A graph of Dynamo's opens them below that count, while it
-is traced and where the backend "eager" runs it. All of them go through two functions of torch's, whose calls are
-counted here.
+is traced and where the backend "eager" runs it. These go through two functions of torch's, whose calls are counted
+here; torch 2.11 has none of them, and its graphs no such derivatives of an own op.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch._functorch import predispatch
+from torch.autograd import forward_ad
 
 _open = 0
 
 
 def are_open() -> bool:
     """Whether some tensor may have a tangent."""
-    return _open > 0
+    return _open > 0 or forward_ad._current_level >= 0
 
 
 def primal_of(t: torch.Tensor) -> torch.Tensor:
@@ -38,7 +39,6 @@ def _counted(function: Any, step: int) -> Any:
     return call
 
 
-predispatch._enter_dual_level_impl = _counted(predispatch._enter_dual_level_impl, 1)
-predispatch._exit_dual_level_impl = _counted(predispatch._exit_dual_level_impl, -1)
-if torch.autograd.forward_ad._current_level >= 0:  # an op is declared within a level
-    _open = 1
+for _name, _step in (("_enter_dual_level_impl", 1), ("_exit_dual_level_impl", -1)):
+    if hasattr(predispatch, _name):
+        setattr(predispatch, _name, _counted(getattr(predispatch, _name), _step))
