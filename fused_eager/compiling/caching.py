@@ -132,7 +132,7 @@ class Keeper:
             if lead is not None:
                 lead.release()
             raise
-        executable = replace(made.executable, key=key.digest)
+        executable = replace(made.executable, key=key.digest, code=None)  # it is in the cache
         self.loaded[at] = executable
         portable = made.portable  # and nothing else of what was made: it is large, and waits for the stores
         self._publish(key, name, lambda: to_blobs(portable, executable), executable.seconds, lead)
