@@ -120,6 +120,8 @@ def keeps(graph: GraphModule, inputs: Sequence[Any]) -> bool:
     for node in graph.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             return False
+        if isinstance(node.meta.get("example_value"), torch.SymFloat):
+            return False  # torch 2.13 forgets which value it has made a constant of, inductor's graphs as well
         op = node.target
         if isinstance(op, HigherOrderOperator):
             return False

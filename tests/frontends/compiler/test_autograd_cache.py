@@ -193,3 +193,13 @@ def test_the_key_asks_none_of_inductors_generators() -> None:
     environment = {**os.environ, "FUSED_EAGER_PROGRESS": "0"}
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=120)
     assert autograd_cache  # the module whose key it is
+
+
+def test_a_float_that_varies_is_no_constant_of_the_first() -> None:
+    def f(x: torch.Tensor, a: float) -> Any:
+        return x * a, a + 1, x.clamp(max=a)
+
+    for _ in range(2):  # the second time, as in the next process
+        g, x = compiled(f), torch.ones(3)
+        for a in (0.5, 0.7, 1e-3, 2.0):
+            torch.testing.assert_close(g(x, a), f(x, a), rtol=1e-6, atol=0)
