@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -211,7 +212,8 @@ def _as_it_is(t: Tensor, home: Home, start: int, device: Device, as_tensor: bool
     made = getattr(storage_of(t), "_fused_eager_array", None)
     if made is not None and made[0] is device and made[1] == home and made[2].unsafe_buffer_pointer() == t.data_ptr():
         return made[2]
-    if as_tensor and t.is_contiguous() and not (t.is_conj() or t.is_neg()):
+    whole = t.is_contiguous() and t.numel() == math.prod(home[1])
+    if as_tensor and whole and not (t.is_conj() or t.is_neg()):
         return t.view(home[1])
     return None
 

@@ -187,3 +187,18 @@ def test_inputs_of_a_bucket_are_what_their_memory_says(validate: bool) -> None:
         x = torch.randn(n, 8, dtype=torch.complex64)
         for given in (x, x.conj(), x.imag._neg_view()):
             torch.testing.assert_close(f(given), given * 2)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_part_of_a_buffer_is_padded_where_the_graph_has_all_of_it(validate: bool) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        buffer[: len(x)] += x
+        return buffer.sum(), buffer[: len(x)].mean(0)
+
+    g = torch.compile(f, backend="fused_eager", dynamic=True, options={"validate": validate})
+    given = [torch.randn(n, 3) for n in (9, 13, 14, 16, 15)]
+    found = []
+    for function in (f, g):
+        buffer = torch.zeros(64, 3)
+        found.append([*map(function, given), buffer])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
