@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .lower_attention import attend
+from .lower_matmul import product
 from .lowering import Context, NoLowering
 from .precision import accumulator, matmul_precision
 from .rule import OpClass, rule
@@ -23,8 +24,7 @@ def _decline(x: jax.Array, mask: Any) -> None:
 
 def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     acc = accumulator(x.dtype)
-    dims = (((x.ndim - 1,), (1,)), ((), ()))
-    y = lax.dot_general(x, weight, dims, precision=matmul_precision(), preferred_element_type=acc)
+    y = product(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return (y + bias.astype(acc)).astype(x.dtype)
 
 

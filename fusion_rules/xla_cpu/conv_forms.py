@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..convolution import Native, Window, cut, pad_spatial, spread
-from ..lower_matmul import left_operand
+from ..lower_matmul import product
 from ..precision import accumulator
 
 
@@ -67,11 +67,11 @@ class Patches:
         return y.swapaxes(0, 1).reshape(win.groups, y.shape[1] // win.groups, -1)
 
     def _dot(self, win: Window, a: jax.Array, b: jax.Array, over: tuple[int, int]) -> jax.Array:
-        how = {"precision": win.precision, "preferred_element_type": accumulator(a.dtype)}
         if win.groups == 1:
             # XLA:CPU multiplies matrices faster than batches of one matrix.
-            return lax.dot_general(left_operand(a[0]), b[0], (((over[0] - 1,), (over[1] - 1,)), ((), ())), **how)[None]
-        return lax.dot_general(left_operand(a), b, (((over[0],), (over[1],)), ((0,), (0,))), **how)
+            dims = ((over[0] - 1,), (over[1] - 1,)), ((), ())
+            return product(a[0], b[0], dims, precision=win.precision)[None]
+        return product(a, b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision)
 
     def forward(self, win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
         n, o = x.shape[0], w.shape[0]
@@ -108,10 +108,7 @@ class Pointwise:
         return cut(x, (0,) * win.rank, win.out, win.stride).reshape(*x.shape[:2], -1)
 
     def _dot(self, win: Window, a: jax.Array, b: jax.Array, over: tuple[int, int]) -> jax.Array:
-        return lax.dot_general(
-            left_operand(a), b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision,
-            preferred_element_type=accumulator(a.dtype),
-        )  # fmt: skip
+        return product(a, b, (((over[0],), (over[1],)), ((0,), (0,))), precision=win.precision)
 
     def _copies(self, w: jax.Array, n: int) -> jax.Array:
         return jnp.broadcast_to(w.reshape(w.shape[:2]), (n, *w.shape[:2]))
