@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -68,13 +68,9 @@ def switches() -> Switches:
     """Everything that `matmul_precision` and `conv_precision` depend on, as names and values: one object for all times
     that they are the same. It is asked at every call of a compiled graph."""
     if getattr(_fixed, "switches", None) is None:
-        try:
-            found = _level(), _tf32()
-        except RuntimeError:  # of torch's, see above
-            found = _matmul_level(), _cudnn_tf32()
-    else:
-        found = _matmul_level(), _cudnn_tf32()
-    return _named(*found)
+        with suppress(RuntimeError):  # of torch's, see above
+            return _named(_level(), _tf32())
+    return _named(_matmul_level(), _cudnn_tf32())
 
 
 _level, _tf32 = torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32

@@ -37,10 +37,15 @@ class BlockByBlock:
         starts = [value.unsafe_buffer_pointer() for value in values]
         results = list(map(HOST.unwritten, outputs))
         places = [r.view(count, -1) for r in results]
+        # What is the same for all rows.
+        fixed = [
+            None if width else INLINE.borrow(start, home, anew=True)
+            for start, (home, width) in zip(starts, self.inputs, strict=True)
+        ]
         for begin, done in _turns(count, self.block):
             given = [
-                INLINE.borrow(start + begin * width, home, anew=bool(width))
-                for start, (home, width) in zip(starts, self.inputs, strict=True)
+                INLINE.borrow(start + begin * width, home, anew=True) if value is None else value
+                for value, start, (home, width) in zip(fixed, starts, self.inputs, strict=True)
             ]
             made, flags = self.call(*given, *numbers)
             for place, part in zip(places, made, strict=True):

@@ -44,9 +44,8 @@ class Executable:
 
     `key` is the digest of its key in the compile cache; empty where it has none. `needs` are the bytes that a call
     takes beside its arguments, for results and temporaries; 0 where XLA does not say. One that `is_shared` has memory
-    of its own, and is called by one thread at a time: under the runtime's lock. The
-    arguments at `tensors` may be tensors of the host, which it copies. `code` is what was compiled in this process, for
-    another device of the kind.
+    of its own, and is called by one thread at a time: under the runtime's lock. The arguments at `tensors` may be
+    tensors of the host, which it copies. `code` is what was compiled in this process, for another device of the kind.
     """
 
     call: Callable[..., Any]

@@ -87,19 +87,19 @@ def is_watched(config: Config) -> bool:
 
 def prepare(nodes: Sequence[Node], ready: Ready, device: Device) -> Prepared | None:
     """What runs a stream; None where something has to be decided at each run: an op is ATen's, or needs much memory."""
+    executables = [executable for executable in ready.executables if executable and executable.needs < LARGE]
+    if ready.commits or len(executables) < len(ready.executables):
+        return None
     calls: list[tuple[Callable[..., Any], Vids, tuple[Any, Any], Vids, Vids]] = []
     memory: list[np.ndarray] = []
-    for region, executable, drops in zip(ready.plan.regions, ready.executables, ready.plan.drops, strict=True):
-        if executable is None or executable.needs >= LARGE:
-            return None
+    as_tensors: set[int] = set()
+    as_arrays: set[int] = set()
+    for region, executable, drops in zip(ready.plan.regions, executables, ready.plan.drops, strict=True):
         vectors = numbers(nodes, region, memory, device)
         calls.append((executable.call, region.inputs, vectors, region.outputs, drops))
-    checked = tuple([at for at, found in enumerate(ready.executables) if found is not None and found.checks])
-    if ready.commits:
-        return None
-    found = [executable for executable in ready.executables if executable is not None]
-    is_shared = any(executable.is_shared for executable in found)
-    taken = {(v, at in executable.tensors) for executable, call in zip(found, calls, strict=True)
-             for at, v in enumerate(call[1])}  # fmt: skip
-    tensors = frozenset({v for v, _ in taken} - {v for v, as_tensor in taken if not as_tensor})
+        for at, vid in enumerate(region.inputs):
+            (as_tensors if at in executable.tensors else as_arrays).add(vid)
+    checked = tuple([at for at, executable in enumerate(executables) if executable.checks])
+    is_shared = any(executable.is_shared for executable in executables)
+    tensors = frozenset(as_tensors - as_arrays)
     return Prepared(ready, nodes, device, tuple(calls), checked, tuple(memory), is_shared, tensors)

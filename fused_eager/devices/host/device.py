@@ -95,7 +95,7 @@ _NUMPY = {torch.float64: np.float64, torch.int64: np.int64}
 
 HOST = Host("cpu", device, HOUSEKEEPING)
 # The same for whoever waits: it runs on the caller's thread.
-INLINE = Host("cpu, inline", inline, HostHousekeeping(scratch.INLINE))
+INLINE = Host("cpu, inline", inline, HostHousekeeping(scratch.Scratch(inline)))
 HOST.kin, INLINE.kin = (INLINE,), (HOST,)
 SMALL = 16 << 20  # bytes
 

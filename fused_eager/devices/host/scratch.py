@@ -27,7 +27,7 @@ from fused_eager.fusion_rules.deferred import jax, jnp, xla_client
 from fused_eager.fusion_rules.spec import JAX_DTYPE
 
 from ...log.events import LOG
-from ...xla import device, enable_x64, inline
+from ...xla import device, enable_x64
 from ..home import Home, home_of
 from .heap import LARGE as LARGE
 
@@ -134,7 +134,6 @@ class Scratch:
 
 
 SCRATCH = Scratch()
-INLINE = Scratch(inline)
 
 
 @functools.lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 _MISSING = object()
-LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 # Of a class body: what says where it stands, or is made anew in each process.
 _UNIMPORTANT = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__",
@@ -114,6 +114,11 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 @functools.cache
+def is_installed(file: str) -> bool:
+    """Whether code of this file was installed, and is nobody's own."""
+    return any(f"/{folder}/" in file.replace("\\", "/") for folder in _LIBRARY_FOLDERS)
+
+
 def library_of(module: str) -> str:
     """The library that a module belongs to, with its version; "" if it is the user's own code."""
     top = module.partition(".")[0]
@@ -125,7 +130,7 @@ def library_of(module: str) -> str:
     if file is None:
         # Built into a library's shared object, or nobody's: ufuncs, and what a notebook defines.
         return top if top in ("numpy", "jax", "jaxlib", "torch") else ""
-    if not any(f"/{folder}/" in file.replace("\\", "/") for folder in LIBRARY_FOLDERS):
+    if not is_installed(file):
         return ""
     names = _distributions().get(top, [])
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,14 +20,14 @@ import torch
 from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE
 
 from ...log.events import LOG
+from ...log.site import is_internal
 from . import derive
-from .content import LIBRARY_FOLDERS
+from .content import is_installed
 from .program import Form, Program, number_avals
 from .recipes import make
 
 Numbers = Sequence[int | float]
 Tensor = torch.Tensor
-_HERE = str(Path(__file__).resolve().parents[2])  # the library's own code
 
 
 def kinds_of(numbers: Numbers) -> tuple[type, ...]:
@@ -76,16 +75,13 @@ def fake(operands: Sequence[Tensor], numbers: Numbers, program: str) -> list[Ten
         found = specs(operands, numbers, program)
     except Exception as error:
         # Whoever traces with such tensors keeps of an error what it says, and nothing of where it was raised.
-        lines = [f for f in traceback.extract_tb(error.__traceback__) if not _is_of_library(f.filename)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f for f in frames if not (is_internal(f.filename) or is_installed(f.filename))]
         if lines and error.args and isinstance(error.args[0], str):
             at = f"{lines[-1].filename}:{lines[-1].lineno}, in {lines[-1].name}: {lines[-1].line}"
             error.args = (f"{error.args[0]} ({at})", *error.args[1:])
         raise
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in found]
-
-
-def _is_of_library(file: str) -> bool:
-    return file.startswith(_HERE) or any(f"/{folder}/" in file.replace("\\", "/") for folder in LIBRARY_FOLDERS)
 
 
 class _Place:
