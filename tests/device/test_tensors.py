@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -183,9 +184,12 @@ def test_raw_access() -> None:
     assert (x[1, 2].item(), x.tolist(), bool((x > -1).all())) == (5, [[0, 1, 2], [3, 4, 5]], True)
     with pytest.raises(TypeError, match=r"can't convert tpu:0 device type tensor to numpy"):
         x.numpy()
-    with pytest.raises((ValueError, BufferError), match=r"(?i)dlpack"):
-        torch.from_dlpack(x)
     assert "device='tpu:0'" in repr(x)
+
+
+def test_memory_of_a_device_is_sent_to_no_other_process() -> None:
+    with pytest.raises(RuntimeError, match=r"tpu:0 cannot be sent to another process.*send t.cpu"):
+        ForkingPickler.dumps(torch.ones(3, device=TPU))
 
 
 @pytest.mark.parametrize(

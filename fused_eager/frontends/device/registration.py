@@ -30,7 +30,7 @@ from ..collectives import kernels as collectives
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
-from . import autocast, backend, following, kernels, lightning, listed, random, storages
+from . import autocast, backend, dynamo, exchange, following, kernels, lightning, listed, random, replicas, storages
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 from .guard import Guard, raising_what_was_taken
 
@@ -74,6 +74,9 @@ def register(name: str = DEFAULT) -> int:
         _patch()
         kernels.register()
         autocast.register()
+        exchange.register()
+        replicas.register()
+        dynamo.serve_the_default()
         listed.enter(name)
         collectives.register(name)
         lightning.offer(name)
@@ -221,6 +224,8 @@ _STORAGE: dict[str, Callable[..., Any]] = {
     "resize_": storages.resized,
     "new": storages.new,
     "_byteswap": storages.byteswap,
+    "_share_fd_cpu_": storages.stays_here,
+    "_share_filename_cpu_": storages.stays_here,
 }
 
 

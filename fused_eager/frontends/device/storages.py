@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -178,3 +178,15 @@ def byteswap(storage: torch.UntypedStorage, size: int) -> None:
     host = storage.cpu()
     host._byteswap(size)
     storage.copy_(host)
+
+
+def stays_here(self: torch.UntypedStorage, *args: Any) -> NoReturn:
+    """A device's memory belongs to one process, and torch asks for it to be shared with another.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"a tensor on {self.device} cannot be sent to another process, which could not see its memory: send t.cpu(), "
+        "and bring that to a device there"
+    )
