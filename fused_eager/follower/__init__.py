@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from .. import progress
 from ..compiling import background
@@ -69,6 +71,12 @@ def state_of(generator: Any) -> Any:
     return None if _STATE.module is None else _STATE.module.state_of(generator)
 
 
+def generators_over(states: Sequence[Any]) -> tuple[torch.Generator, ...] | None:
+    """Generators of the devices 0, 1, ... over their states, as torch knows them; None without a compiled follower."""
+    module = _STATE.module
+    return None if module is None else tuple(module.generator_over(*given) for given in enumerate(states))
+
+
 def overlook(until: float) -> float:
     """Till when reads of this thread are counted and no more, by the clock of `time.perf_counter`; returns till when
     they have been."""
@@ -81,7 +89,8 @@ def overlooked() -> int:
 
 
 def enter(config: Config, load: Callable[[Path], ModuleType], taken_up: Callable[[], None]) -> None:
-    """A context is entered: take up what is built, or see to it that it will be.
+    """A context whose ops it follows is entered, or a device registered: take up what is built, or see to it that it
+    will be.
 
     `load` makes a module of the library and connects it with the runtime's objects; `taken_up` is called when ops are
     followed by it.
@@ -89,7 +98,7 @@ def enter(config: Config, load: Callable[[Path], ModuleType], taken_up: Callable
     Raises:
         FollowerUnavailable: the option asks for it, and it cannot be had.
     """
-    if is_open() or config.mode != "fused" or config.follower == "python":
+    if is_open() or config.follower == "python":
         return
     with _LOCK:
         if is_open():
@@ -184,6 +193,7 @@ __all__ = [
     "attend",
     "close",
     "enter",
+    "generators_over",
     "is_open",
     "overlook",
     "overlooked",

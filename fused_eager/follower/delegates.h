@@ -137,13 +137,25 @@ inline PyObject* state_of(PyObject*, PyObject* given) {
   END_HANDLE_TH_ERRORS
 }
 
-// Both are kept for good.
+// A generator of the device's over a state of Python's, as torch knows it.
+inline PyObject* generator_over(PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  long index = 0;
+  PyObject* state = nullptr;
+  if (!PyArg_ParseTuple(given, "lO", &index, &state)) return nullptr;
+  return THPGenerator_Wrap(
+      at::make_generator<AcceleratorGenerator>(static_cast<c10::DeviceIndex>(index), Ref::borrowed(state)));
+  END_HANDLE_TH_ERRORS
+}
+
+// Both are kept for good. `make_generator` makes the state of a generator of the device of a number.
 inline void register_delegates(PyObject* make_event, PyObject* make_generator) {
   const c10::impl::DeviceGuardImplRegistrar guard(c10::kPrivateUse1, new AcceleratorGuard(make_event));
   const at::_GeneratorRegister generators([make_generator](c10::DeviceIndex index) {
     const Locked locked;
-    Ref state = checked(PyObject_CallNoArgs(make_generator));
-    return at::make_generator<AcceleratorGenerator>(std::max<c10::DeviceIndex>(index, 0), std::move(state));
+    index = std::max<c10::DeviceIndex>(index, 0);
+    Ref state = checked(PyObject_CallOneArg(make_generator, checked(PyLong_FromLong(index)).get()));
+    return at::make_generator<AcceleratorGenerator>(index, std::move(state));
   });
 }
 

@@ -51,6 +51,8 @@ PyMethodDef METHODS[] = {
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_VARARGS | METH_KEYWORDS,
      "Follow the ops of an accelerator's devices too; once in a process."},
     {"state_of", state_of, METH_O, "The state of a generator of an accelerator's; None for any other."},
+    {"generator_over", generator_over, METH_VARARGS,
+     "A generator of the accelerator's of a number, over the state that draws for it."},
     {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},
     {"ways", ways, METH_NOARGS, "How many ops of front doors went to Python, to ATen at once, and were followed."},
     {"reader", reader, METH_O, "A method that calls the one given, which reads a number, and notices that (reads.h)."},

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from fused_eager.frontends.compiler.backend import compile_graph
@@ -167,3 +168,25 @@ def test_the_device_has_one_set_of_options() -> None:
     for options, said in (({"max_region": 7}, "set FUSED_EAGER_MAX_REGION"), ({"nope": 1}, "nope")):
         with pytest.raises(BackendCompilerFailed, match=f"OptionError: (.|\n)*{said}"):
             torch.compile(lambda x: x + 3, backend=tpu, options=options)(x)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}, {"dynamic": True}], ids=str
+)
+def test_no_backend_is_the_devices_own(how: dict[str, Any]) -> None:
+    """Without a backend torch means inductor, which makes kernels for another library's TPUs."""
+    x = torch.arange(4.0, device=TPU)
+    found = torch.compile(lambda x: torch.relu(x) * 2, fullgraph=True, **how)(x)
+    assert found.device == TPU and found.tolist() == [0, 2, 4, 6]
+    assert torch.compile(lambda n: torch.ones(n, device="tpu") * 2, **how)(3).tolist() == [2, 2, 2]
+
+
+def test_an_op_of_which_torch_knows_the_shape_only_by_calling_it() -> None:
+    """A fake tensor says that it is on the device; what is like it was made by reading its memory."""
+    with FakeTensorMode():
+        x = torch.ones(2, device=TPU)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.binomial(x, x).device == TPU
+    found = torch.compile(lambda n, p: torch.binomial(n, p) + 1, backend=tpu, fullgraph=True)
+    assert found(torch.full((2,), 3.0, device=TPU), torch.ones(2, device=TPU)).tolist() == [4, 4]

@@ -106,3 +106,18 @@ def test_torchs_own_events() -> None:
     untimed.wait()
     untimed.synchronize()
     assert untimed.query() and torch.equal(y, x @ x + 1)
+
+
+def test_a_generator_of_a_device_that_is_not_there() -> None:
+    with pytest.raises(RuntimeError, match="there is no device 99"):
+        torch.Generator(device="tpu:99")
+
+
+def test_each_device_has_its_own_where_none_is_named() -> None:
+    found = torch.tpu.default_generators  # type: ignore[attr-defined]
+    assert [g.device for g in found] == [torch.device("tpu", i) for i in range(len(found))]
+    torch.manual_seed(7)
+    want = [torch.rand(3, device=LAST), torch.rand(3, device=LAST)]
+    found[-1].manual_seed(7)
+    got = [torch.rand(3, device=LAST), torch.rand(3, device=LAST, generator=found[-1])]
+    assert all(map(torch.equal, want, got)) and found[-1].get_offset() == 2

@@ -188,6 +188,27 @@ def test_cross_entropy_of_a_linear_layer_in_chunks_is_fused_and_keeps_no_logits(
     assert not [op for op in report().islands if "addmm" in op]
 
 
+def test_autocast_without_a_dtype_is_of_bfloat16_in_every_thread() -> None:
+    x, found = torch.ones(2, 2, device=TPU), []
+
+    def compute() -> None:
+        with torch.autocast("tpu"):
+            found.append((x @ x).dtype)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    compute()
+    torch.compile(compute)()
+    assert found == [torch.bfloat16] * 3 and torch.get_autocast_dtype("tpu") is torch.bfloat16
+    torch.set_autocast_dtype("tpu", torch.float16)
+    try:
+        compute()
+    finally:
+        torch.set_autocast_dtype("tpu", torch.bfloat16)
+    assert found[-1] is torch.float16
+
+
 def test_autocast_computes_in_the_lower_dtype_what_gains_by_it() -> None:
     x = torch.ones(4, 4, device=TPU)
     with torch.autocast("tpu", dtype=torch.bfloat16):

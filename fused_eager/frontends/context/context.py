@@ -246,7 +246,7 @@ class fused_eager:
                 shutdown.arrange()
                 HOST.housekeeping.begin()
                 keeper(config)
-                follower.enter(config, connection.load, guards.renew)
+                _follow(config)
                 door = FrontDoor(config)
                 guards.install()
                 guarded = True
@@ -304,6 +304,13 @@ class fused_eager:
             materialize_all(Reason("cut.options"), only=door.stream)
         else:
             keeper(config)
-            follower.enter(config, connection.load, guards.renew)
+            _follow(config)
             run.flush(door.stream, Reason("cut.options"))
         door.take(config)
+
+
+def _follow(config: Config) -> None:
+    """Have the ops of a context be followed in C++, if its mode has any that come again."""
+    if config.mode == "fused":
+        follower.enter(config, connection.load, guards.renew)
+

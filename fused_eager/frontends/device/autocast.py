@@ -6,6 +6,8 @@ devices' keys alone; for PrivateUse1 the backend brings them.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -110,11 +112,41 @@ def _overload(name: str) -> OpOverload | None:
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
 
+class _Thread(threading.local):
+    is_told = False  # which dtype is meant where none is named
+
+
+_THREAD = _Thread()
+
+
+def _mean_bfloat16() -> None:
+    """Where a program names no dtype, autocast computes in bfloat16: a TPU has no float16. torch keeps it by thread."""
+    if not _THREAD.is_told:
+        _THREAD.is_told = True
+        torch.set_autocast_dtype(DOORS[0].device.type, torch.bfloat16)
+
+
+def _tell_each_thread() -> None:
+    """Have each thread know it before it asks for the first time."""
+    autocast = torch.amp.autocast_mode.autocast
+    init = autocast.__init__
+
+    @functools.wraps(init)
+    def made(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        if device_type == DOORS[0].device.type:
+            _mean_bfloat16()
+        init(self, device_type, *args, **kwargs)
+
+    autocast.__init__ = made  # type: ignore[method-assign]
+    _mean_bfloat16()
+
+
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
     """Register what autocast does with each op; with all others it does nothing."""
+    _tell_each_thread()
     rest = torch.library.Library("_", "IMPL")
     rest.fallback(torch.library.fallthrough_kernel, KEY)
     lib = torch.library.Library("aten", "IMPL")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ... import follower
 from . import random
 from .doors import CURRENT, DOORS, Door, is_forked, meaning, set_options
 from .memory import (
@@ -216,6 +217,9 @@ _OF_MEMORY = (
 )
 
 
+_FOLLOWER = "it is built in the background once a program has run for a while, where there is a C++ compiler"
+
+
 class _Module(types.ModuleType):
     """The module's type, for what can be assigned to."""
 
@@ -228,12 +232,26 @@ class _Module(types.ModuleType):
     def eager_mode(self, mode: EagerMode) -> None:
         set_eager_mode(mode)
 
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        """What each device draws from where a program names no generator.
+
+        Raises:
+            AttributeError: there is no compiled follower, with which torch knows the device's generators.
+        """
+        if random.draws_as_cpu():
+            return (torch.default_generator,) * device_count()
+        made = follower.generators_over(random.GENERATORS)
+        if made is None:
+            raise AttributeError(f"{self.__name__}.default_generators is there with the compiled follower: {_FOLLOWER}")
+        return made
+
 
 def module(name: str, simulated: bool) -> types.ModuleType:
     """The module `torch.<name>`."""
     made = _Module(f"torch.{name}", __doc__)
     for key, value in globals().items():
-        if not key.startswith("__") and key not in ("module", "annotations"):
+        if not key.startswith("__") and key not in ("module", "annotations", "follower"):
             setattr(made, key, value)
     made.is_simulated = simulated  # type: ignore[attr-defined]
     made._initialized = True  # type: ignore[attr-defined] # else checkpoints keep no random state

@@ -1,17 +1,22 @@
-"""`torch.compile(backend="tpu")` on the device's tensors: Dynamo's graph runs op by op, and the device fuses them."""
+"""`torch.compile` on the device's tensors, by backend "tpu" or by none: Dynamo's graph runs op by op, and the device
+fuses them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from fused_eager.fusion_rules.lowering import leaves
 
 from ...config import OptionError, find, of_compiled
 from ...log.graph_site import name_lines
 from ..context.tracers import leave_us_out
-from .doors import DOORS
+from .doors import DOORS, is_on_device
 
 
 def tpu(
@@ -65,6 +70,26 @@ def checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
 def repeated(body: GraphModule, name: str, *args: Any) -> Any:
     """A part of a graph that is there several times (`torch.compiler.nested_compile_region`)."""
     return body(*args)
+
+
+def serve_the_default() -> None:
+    """Have `torch.compile` without a backend, which means inductor, give us the graphs with tensors of the device."""
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    inductor = wrapper.__call__
+
+    @functools.wraps(inductor)
+    def compiled(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        if _is_of_device(model_, inputs_):
+            return tpu(model_, inputs_)  # inductor's own options are for its kernels
+        return inductor(self, model_, inputs_, **kwargs)
+
+    wrapper.__call__ = compiled
+
+
+def _is_of_device(graph: Any, inputs: Any) -> bool:
+    """Whether a graph reads or makes a tensor of the device."""
+    found = [*inputs, *(node.meta.get("example_value") for node in graph.graph.nodes)]
+    return any(isinstance(t, torch.Tensor) and is_on_device(t) for t in leaves(found))
 
 
 _CALLED = {"tag_activation_checkpoint": checkpointed, "invoke_subgraph": repeated}

@@ -10,7 +10,7 @@ from ...devices.accelerator import AcceleratorBuffer
 from ...devices.arrivals import EXPECTED
 from ..context import connection, guards
 from . import kernels
-from .doors import DOORS, device_options
+from .doors import DOORS, device_options, existing
 from .queues import Event
 from .random import Generator
 
@@ -19,6 +19,12 @@ def begin() -> None:
     """Have the device's ops followed in C++ as soon as that can be. The device and its kernels are registered."""
     follower.serve(_serve)
     follower.enter(device_options(), connection.load, guards.renew)
+
+
+def _state(index: int) -> Generator:
+    """What draws for a new `torch.Generator` of a device."""
+    existing(index)
+    return Generator()
 
 
 def _serve(module: ModuleType) -> None:
@@ -31,7 +37,7 @@ def _serve(module: ModuleType) -> None:
             recorded=kernels.RECORDED,
             views=kernels.VIEWS,
             make_event=Event,
-            make_generator=Generator,
+            make_generator=_state,
         )
     # Torch's own word, each time that a generator is made, for how a device that was registered in Python makes one.
     warnings.filterwarnings("ignore", "GetGeneratorForPrivateuse1", DeprecationWarning)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
@@ -119,7 +120,11 @@ def _on_the_host(info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _names_another(door: Door, named: torch.device, args: Any) -> bool:
-    """Whether an op names another device than that of its tensors: `torch.zeros_like(x, device="cpu")`."""
+    """Whether an op names another device than that of its tensors: `torch.zeros_like(x, device="cpu")`. A fake tensor
+    says that it is on the device, and has no values there: with no kernel to ask for a shape, torch makes a real one
+    like it and calls the op."""
+    if any(isinstance(a, FakeTensor) for a in args):
+        return True
     if not any(isinstance(a, Tensor) and transfers.is_ours(a) for a in args):
         return False
     return named.type != door.device.type or named_door(named) is not door
