@@ -103,6 +103,13 @@ CODES: dict[str, Code] = {
             "optimizer.step()  # nothing to change: a loop is cut at the same place in every round",
         ),
         Code(
+            "cut.copy",
+            "values are copied to a device on a stream of the program's own, beside what the other streams compute",
+            "none needed: a natural cut",
+            "with torch.tpu.stream(side):\n    x = batch.to(\"tpu\", non_blocking=True)",
+            "with torch.tpu.stream(side):\n    x = batch.to(\"tpu\", non_blocking=True)  # nothing to change",
+        ),
+        Code(
             "cut.profiler",
             "a profiler started, or stopped",
             "none needed: what a part of the program computes is measured with it",

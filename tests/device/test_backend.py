@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -74,8 +76,53 @@ def test_an_event_cuts_nothing_until_it_is_asked_for() -> None:
 
 def test_a_queue_is_torchs_own_kind() -> None:
     queue = torch.tpu.Stream(TPU)
-    assert isinstance(queue, torch.Stream) and queue == torch.tpu.current_stream() and queue.device == TPU
+    assert isinstance(queue, torch.Stream) and queue != torch.tpu.current_stream() and queue.device == TPU
     torch.ones(3, device=TPU).record_stream(queue)
+
+
+def test_each_thread_chooses_its_streams() -> None:
+    first, second = torch.tpu.Stream(), torch.tpu.Stream()
+    default = torch.tpu.default_stream()
+    assert len({first, second, default}) == 3 and torch.tpu.current_stream() == default
+    seen = []
+    with torch.tpu.stream(first):
+        with second, torch.tpu.stream(None):
+            assert torch.tpu.current_stream() == second == torch.accelerator.current_stream()
+        assert torch.tpu.current_stream() == first
+        thread = threading.Thread(target=lambda: seen.append(torch.tpu.current_stream()))
+        thread.start()
+        thread.join()
+    assert seen == [default] and torch.tpu.current_stream() == default
+    torch.tpu.set_stream(second)
+    assert torch.accelerator.current_stream() == second
+    torch.accelerator.set_stream(default)
+    assert torch.tpu.current_stream() == default
+
+
+def test_a_stream_of_another_device_means_that_device() -> None:
+    last = torch.tpu.device_count() - 1
+    with torch.tpu.stream(torch.tpu.Stream(last)):
+        assert torch.tpu.current_device() == last and torch.ones(2, device="tpu").get_device() == last
+    assert torch.tpu.current_device() == 0
+
+
+@pytest.mark.parametrize("copy", [lambda b, x: b.to(TPU, non_blocking=True), lambda b, x: x.copy_(b)], ids=["to", "in"])
+def test_a_copy_in_a_stream_of_its_own_lets_the_others_begin_first(copy: Any) -> None:
+    """As a prefetcher for CUDA copies: the next batch comes while this one is computed."""
+    side, batch, x = torch.tpu.Stream(), torch.ones(8), torch.zeros(8, device=TPU)
+    x.sum().item()
+    flushes = len(LOG.of("flush"))
+    y = (x + 1) * 2
+    copied = copy(batch, x)
+    is_fused = DOORS[0].stream.config.mode == "fused"
+    assert len(LOG.of("flush")) == flushes or not is_fused
+    with torch.tpu.stream(side):
+        copied = copy(batch * 2, x)
+    if is_fused:
+        assert [e.data["reason"] for e in LOG.of("flush")[flushes:]] == ["cut.copy"]
+    torch.tpu.current_stream().wait_stream(side)
+    copied.record_stream(torch.tpu.current_stream())
+    assert copied.tolist() == [2.0] * 8 and y.tolist() == [2.0] * 8
 
 
 def test_ops_of_ones_own_have_torch_tpus_names() -> None:

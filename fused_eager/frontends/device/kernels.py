@@ -24,7 +24,7 @@ from ...log.reasons import Reason
 from ...quiet import as_kernel, uncompiled
 from ...tracing.opinfo import RANDOM_UNLESS_ZERO, Kind, OpInfo, info_of
 from ..context.composites import READING_COMPOSITES
-from . import attention, cells, composed, norms, random, recurrent, storages, transfers
+from . import attention, cells, composed, norms, queues, random, recurrent, storages, transfers
 from .doors import Door, door_of, named_door, unseen
 from .transfers import island
 
@@ -223,7 +223,9 @@ def _to_copy(
     value = transfers.to_host(self, Reason("sync.value", "aten._to_copy.default")) if ours else self
     out = aten._to_copy.default(value, dtype=dtype, layout=layout, memory_format=memory_format)
     if device is not None and device.type == torch._C._get_privateuse1_backend_name():
-        return transfers.to_device(named_door(device), out)
+        door = named_door(device)
+        queues.begin_before_a_copy(door)
+        return transfers.to_device(door, out)
     return out if device in (None, SEEN_AS) else out.to(device)  # type: ignore[no-any-return]
 
 

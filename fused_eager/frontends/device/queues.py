@@ -1,8 +1,13 @@
-"""Queues of a device: `Stream` and `Event`, as `torch.cuda` has them. A device has one queue."""
+"""Queues of a device: `Stream` and `Event`, as `torch.cuda` has them.
+
+A device computes in the order of the program, whatever stream an op is in: that order is one that every program allows.
+A stream of the program's own says that its copies are beside what the others compute, so that begins before the copy.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +19,10 @@ from ...devices.arrivals import EXPECTED
 from ...devices.buffer import LOCK
 from ...executing import run
 from ...log.reasons import Reason
-from .doors import CURRENT, DOORS, existing
+from .doors import CURRENT, DOORS, Door, existing, meaning
 
 SYNC = Reason("sync.call", "synchronize")
+COPY = Reason("cut.copy")
 
 
 def index_of(device: Any = None) -> int:
@@ -37,19 +43,23 @@ _PRIVATEUSE1: Any = torch._C._autograd.DeviceType.PrivateUse1
 _KIND = int(_PRIVATEUSE1)
 
 
-class Stream(torch.Stream):
-    """The device's queue: a device has one, so that whatever is asked of it happens in order."""
+_NUMBERS = itertools.count(1)
 
-    def __new__(cls, device: Any = None, priority: int = 0) -> Stream:
-        made: Any = super().__new__(cls, stream_id=0, device_index=index_of(device), device_type=_KIND)
+
+class Stream(torch.Stream):
+    """A queue of a device's: a new one, or the one of a number, of which 0 is the default."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> Stream:
+        number = next(_NUMBERS) if stream_id is None else stream_id
+        made: Any = super().__new__(cls, stream_id=number, device_index=index_of(device), device_type=_KIND)
         return made  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
-        """Wait until all that was asked of it is done."""
+        """Wait until all that was asked of the device is done."""
         DOORS[self.device_index].finish(SYNC)
 
     def query(self) -> bool:
-        """Whether all that was asked of it is done."""
+        """Whether all that was asked of the device is done."""
         door = DOORS[self.device_index]
         with LOCK:
             arrays = [b.array for b in door.device.table.values() if b.array is not None]
@@ -71,16 +81,42 @@ class Stream(torch.Stream):
         return event
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.device_index == self.device_index
+        return isinstance(other, torch.Stream) and _named(other) == _named(self)
 
     def __hash__(self) -> int:
-        return hash(("stream", self.device_index))
+        return hash(_named(self))
 
     def __enter__(self) -> Stream:
+        _THREAD.entered.append(enter := stream(self))
+        enter.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        pass
+    def __exit__(self, *error: Any) -> None:
+        _THREAD.entered.pop().__exit__(*error)
+
+
+def _named(stream: torch.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+class _Thread(threading.local):
+    """What a thread has chosen: its stream of each device, by number, and the streams that it is in."""
+
+    def __init__(self) -> None:
+        self.current: dict[int, Stream] = {}
+        self.entered: list[Any] = []
+
+
+_THREAD = _Thread()
+
+
+def begin_before_a_copy(door: Door) -> None:
+    """A tensor is about to be copied to a device: what it has been asked for begins to run first, if the program copies
+    in a stream of its own, so that both go on at a time."""
+    chosen = _THREAD.current.get(door.device.index)
+    if chosen is not None and chosen.stream_id and door.stream.nodes and door.stream.config.mode == "fused":
+        with LOCK:
+            run.flush(door.stream, COPY)
 
 
 class Event:
@@ -175,20 +211,32 @@ def _stamp(event: Event, waits: list[Any]) -> None:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The queue of a device."""
-    return Stream(device)
+    """The stream of a device that this thread has chosen."""
+    index = index_of(device)
+    return _THREAD.current.get(index) or Stream(index, stream_id=0)
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The queue of a device."""
-    return Stream(device)
+    """The stream of a device where none is chosen."""
+    return Stream(device, stream_id=0)
 
 
 def set_stream(stream: Stream) -> None:
-    """Nothing: a device has one queue."""
+    """Choose a stream of this thread's, and mean its device where none is named."""
+    CURRENT[0] = existing(stream.device_index)
+    _THREAD.current[stream.device_index] = stream
 
 
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """The body's ops go to `stream`: a device has one queue."""
-    yield
+    """The body's ops go to `stream`, and its device is meant where none is named; None: as before."""
+    if stream is None:
+        yield
+        return
+    before = current_stream(stream.device_index)
+    with meaning(existing(stream.device_index)):
+        _THREAD.current[stream.device_index] = stream
+        try:
+            yield
+        finally:
+            _THREAD.current[stream.device_index] = before

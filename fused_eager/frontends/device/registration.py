@@ -176,7 +176,7 @@ def _patch() -> None:
     @functools.wraps(run)
     def in_this_thread(*args: Any, **kwargs: Any) -> Any:
         # The engine has a thread for each device that the guard knows of, and that is one; with another it asserts.
-        # All ops of a device end up in one queue anyway.
+        # All ops of a device are in program order anyway.
         before = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
@@ -254,13 +254,15 @@ _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "empty_host_cache": lambda: None,
 }
 
-# Which device is meant where none is named, by what `torch.accelerator` and Dynamo call for it: a device's guard in C++
-# knows one device.
+# Which device and stream is meant where none is named, by what `torch.accelerator` and Dynamo call for it: a device's
+# guard in C++ knows one of each.
 _CURRENT: dict[str, Callable[..., Any]] = {
     "_accelerator_getDeviceIndex": backend.current_device,
     "_accelerator_setDeviceIndex": backend.set_device,
     "_accelerator_exchangeDevice": backend.exchange_device,
     "_accelerator_maybeExchangeDevice": backend.exchange_device,
+    "_accelerator_getStream": backend.current_stream,
+    "_accelerator_setStream": backend.set_stream,
 }
 
 

@@ -25,6 +25,7 @@ from ...quiet import as_eager
 from ...recording.record import NotRecorded
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from .doors import DOORS, Door, is_on_device
+from .queues import begin_before_a_copy
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -105,6 +106,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
     if value.shape != self.shape:
         torch.empty(self.shape, device="meta").copy_(value.to("meta"))  # raises, as eager, if it does not fit
+    begin_before_a_copy(door)
     _fill(door, self, value.expand(self.shape))
     return self
 
