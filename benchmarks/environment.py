@@ -64,7 +64,7 @@ def build_follower() -> str:
     from fused_eager.follower import build
 
     if not build.obstacle():
-        build.build()
+        build.build(patiently=False)
     return build.obstacle() or "compiled"
 
 

@@ -16,7 +16,7 @@ os.environ["FUSED_EAGER_VALIDATE"] = "1"
 from fused_eager.follower import build  # noqa: E402
 
 if not build.obstacle():
-    build.build()
+    build.build(patiently=False)
 # What is compiled must not depend on what was compiled before; tests of the cache open one of their own. And whoever
 # forgets to name a folder for it gets one that is not the developer's.
 os.environ["FUSED_EAGER_CACHE"] = "off"

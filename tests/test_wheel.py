@@ -48,7 +48,7 @@ print("fine")
 """
 FOLLOWER = """
 from fused_eager.follower import build
-build.obstacle() or build.build()
+build.obstacle() or build.build(patiently=False)
 assert build.obstacle() or build.is_built()
 """
 COMMANDS = ("run", "report", "diff", "top", "explain", "config", "cache", "warm", "forecast", "export", "ops", "doctor")

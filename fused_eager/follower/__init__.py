@@ -40,6 +40,7 @@ class _State:
     taken_up: Callable[[], None]  # what is to be done once it is there
     serving: tuple[Callable[[ModuleType], None], ...] = ()  # whom it is to serve beside contexts
     closed = False  # for good
+    hooked = False  # torch asks it of the accelerator
 
 
 _STATE = _State()
@@ -69,6 +70,20 @@ def reader(original: Callable[..., Any]) -> Callable[..., Any] | None:
 def state_of(generator: Any) -> Any:
     """The state of a generator of the device (`frontends.device.random.Generator`); None of any other."""
     return None if _STATE.module is None else _STATE.module.state_of(generator)
+
+
+def give_hooks(make_generator: Callable[[int], Any]) -> bool:
+    """Have torch's questions to an accelerator answered in C++; whether they are. A generator's state, of a device of a
+    number, is made by `make_generator`."""
+    if _STATE.module is not None:
+        _STATE.module.register_hooks(make_generator)
+        _STATE.hooked = True
+    return _STATE.hooked
+
+
+def has_hooks() -> bool:
+    """Whether torch's questions to an accelerator are answered in C++."""
+    return _STATE.hooked
 
 
 def generators_over(states: Sequence[Any]) -> tuple[torch.Generator, ...] | None:
@@ -108,7 +123,7 @@ def enter(config: Config, load: Callable[[Path], ModuleType], taken_up: Callable
             _take_up()
         elif config.follower == "compiled":
             with progress.waiting("building the compiled follower", config.progress):
-                build.build()
+                build.build(patiently=False)
             _take_up()
         elif _STATE.builder is None and not _STATE.attending:
             why = build.obstacle()
@@ -194,6 +209,8 @@ __all__ = [
     "close",
     "enter",
     "generators_over",
+    "give_hooks",
+    "has_hooks",
     "is_open",
     "overlook",
     "overlooked",

@@ -109,8 +109,11 @@ def command(target: Path) -> list[str]:
     ]
 
 
-def build() -> None:
+def build(patiently: bool = True) -> None:
     """Build it, if another process is not at it; else wait for that one.
+
+    Arguments:
+        patiently: the program goes on meanwhile, and has the processor first.
 
     Raises:
         FollowerUnavailable: it cannot be built; with what the compiler wrote.
@@ -130,7 +133,7 @@ def build() -> None:
         time.sleep(0.1)
     try:
         if not is_built():
-            _compile(target)
+            _compile(target, patiently)
     finally:
         mark.unlink(missing_ok=True)
 
@@ -149,10 +152,10 @@ def _takes(mark: Path) -> bool:
     return True
 
 
-def _compile(target: Path) -> None:
+def _compile(target: Path, patiently: bool) -> None:
     made = target.with_suffix(f".{os.getpid()}.so")
     (target.parent / "spec.h").write_text(spec.header())  # the mark is ours: nobody else writes or reads it now
-    nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
+    nice = [found, "-n", "19"] if patiently and (found := shutil.which("nice")) else []
     compiling, moving = shlex.join([*nice, *command(made)]), shlex.join(["mv", str(made), str(target)])
     script = f"umask 077; {compiling} && {moving}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -5,11 +5,15 @@
 #include "objects.h"
 
 #include <ATen/core/GeneratorForPrivateuseone.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 namespace fused_eager {
 
@@ -148,15 +152,86 @@ inline PyObject* generator_over(PyObject*, PyObject* given) {
   END_HANDLE_TH_ERRORS
 }
 
+inline at::Generator new_generator(PyObject* make_generator, c10::DeviceIndex index) {
+  const Locked locked;
+  index = std::max<c10::DeviceIndex>(index, 0);
+  Ref state = checked(PyObject_CallOneArg(make_generator, checked(PyLong_FromLong(index)).get()));
+  return at::make_generator<AcceleratorGenerator>(index, std::move(state));
+}
+
+// Memory of the host's that a program asked to be pinned. JAX pins none for others, so it is like any other, and a copy
+// from it is made as from any other; but torch can tell it (`is_pinned`), and every way to ask for it works.
+class PinnedMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    c10::DataPtr made = c10::GetCPUAllocator()->allocate(size);
+    void* at = made.get();
+    if (at == nullptr) return made;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    sizes_[at] = size;
+    return {at, new Block{std::move(made)}, &PinnedMemory::free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t size) const override { default_copy_data(to, from, size); }
+
+  bool holds(const void* at) const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto after = sizes_.upper_bound(const_cast<void*>(at));
+    if (after == sizes_.begin()) return false;
+    const auto& [first, size] = *std::prev(after);
+    return static_cast<const char*>(at) < static_cast<const char*>(first) + size;
+  }
+
+  static PinnedMemory& get() {  // never destroyed: tensors may be freed after everything else
+    static auto& found = *new PinnedMemory;
+    return found;
+  }
+
+ private:
+  struct Block {
+    c10::DataPtr memory;
+  };
+
+  static void free(void* given) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(given));
+    PinnedMemory& all = get();
+    const std::lock_guard<std::mutex> guard(all.mutex_);
+    all.sizes_.erase(block->memory.get());
+  }
+
+  mutable std::mutex mutex_;
+  std::map<void*, size_t> sizes_;
+};
+
+// What torch asks of an accelerator.
+struct AcceleratorHooks final : at::PrivateUse1HooksInterface {
+  explicit AcceleratorHooks(PyObject* make_generator) : make_generator_(make_generator) {}
+
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(make_generator_, index); }
+  bool isPinnedPtr(const void* at) const override { return PinnedMemory::get().holds(at); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedMemory::get(); }
+
+ private:
+  PyObject* make_generator_;  // kept for good, as this is
+};
+
+// Once in a process, before anybody else registers hooks.
+inline PyObject* register_hooks(PyObject*, PyObject* make_generator) {
+  HANDLE_TH_ERRORS
+  Py_INCREF(make_generator);
+  at::RegisterPrivateUse1HooksInterface(new AcceleratorHooks(make_generator));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // Both are kept for good. `make_generator` makes the state of a generator of the device of a number.
 inline void register_delegates(PyObject* make_event, PyObject* make_generator) {
   const c10::impl::DeviceGuardImplRegistrar guard(c10::kPrivateUse1, new AcceleratorGuard(make_event));
-  const at::_GeneratorRegister generators([make_generator](c10::DeviceIndex index) {
-    const Locked locked;
-    index = std::max<c10::DeviceIndex>(index, 0);
-    Ref state = checked(PyObject_CallOneArg(make_generator, checked(PyLong_FromLong(index)).get()));
-    return at::make_generator<AcceleratorGenerator>(index, std::move(state));
-  });
+  const at::_GeneratorRegister generators(
+      [make_generator](c10::DeviceIndex index) { return new_generator(make_generator, index); });
 }
 
 }  // namespace fused_eager

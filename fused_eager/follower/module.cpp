@@ -51,6 +51,8 @@ PyMethodDef METHODS[] = {
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_VARARGS | METH_KEYWORDS,
      "Follow the ops of an accelerator's devices too; once in a process."},
     {"state_of", state_of, METH_O, "The state of a generator of an accelerator's; None for any other."},
+    {"register_hooks", register_hooks, METH_O,
+     "Answer what torch asks of an accelerator; once in a process, before anybody else does."},
     {"generator_over", generator_over, METH_VARARGS,
      "A generator of the accelerator's of a number, over the state that draws for it."},
     {"open", open, METH_O, "Whether ops are followed here from now on (True), or all go to Python."},

@@ -1,9 +1,13 @@
-"""Following in C++: the device's ops that come again do without Python where the compiled follower is there."""
+"""Following in C++: the device's ops that come again do without Python where the compiled follower is there, and torch
+gets what it wants of a device in C++."""
 
 from __future__ import annotations
 
 import warnings
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from ... import follower
 from ...devices.accelerator import AcceleratorBuffer
@@ -15,10 +19,33 @@ from .queues import Event
 from .random import Generator
 
 
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """What torch asks of an accelerator, as far as Python may answer."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+def register(name: str, module: ModuleType, guard: Any) -> None:
+    """Give torch a device of a name: its module, its hooks, which are C++ where that is there, and its guard."""
+    follower.enter(device_options(), connection.load, guards.renew)
+    torch.utils.rename_privateuse1_backend(name)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(name, module)
+    if not follower.give_hooks(_state):
+        torch._C._acc.register_python_privateuseone_hook(_Hooks())
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
+
+
 def begin() -> None:
     """Have the device's ops followed in C++ as soon as that can be. The device and its kernels are registered."""
     follower.serve(_serve)
-    follower.enter(device_options(), connection.load, guards.renew)
 
 
 def _state(index: int) -> Generator:
@@ -39,5 +66,6 @@ def _serve(module: ModuleType) -> None:
             make_event=Event,
             make_generator=_state,
         )
-    # Torch's own word, each time that a generator is made, for how a device that was registered in Python makes one.
-    warnings.filterwarnings("ignore", "GetGeneratorForPrivateuse1", DeprecationWarning)
+    if not follower.has_hooks():
+        # Torch's own word, each time that a generator is made, for how one is made if the hooks are Python's.
+        warnings.filterwarnings("ignore", "GetGeneratorForPrivateuse1", DeprecationWarning)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
+from ... import follower
 from ...devices.device import SEEN_AS
 from ...log.reasons import Reason
 from ...quiet import as_kernel, uncompiled
@@ -265,7 +266,7 @@ def _histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
-    """A copy. Nothing is pinned: torch would ask the device's own allocator for such memory, which is C++."""
+    """A copy that is not pinned: torch would ask the device's own allocator for such memory, which is C++."""
     return self.clone()
 
 
@@ -396,7 +397,8 @@ def register() -> None:
         rest.fallback(functools.partial(_refuse, kind), f"{key}{KEY}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it stands in the place of another, as it is meant to
-        lib.impl("_pin_memory", _pin_memory, "CPU")
+        if not follower.has_hooks():
+            lib.impl("_pin_memory", _pin_memory, "CPU")
         lib.impl("_has_compatible_shallow_copy_type", _may_take_the_others_data, KEY)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
 from ...config import resolve
 from ...devices.accelerator import Accelerator
@@ -69,7 +68,7 @@ def register(name: str = DEFAULT) -> int:
             DOORS.append(Door(Accelerator(name, index, xla), options))
             random.GENERATORS.append(random.Generator(seed))
         platform = devices[0].platform
-        setup(name, backend.module(name, platform == "cpu"), _Hooks(), Guard())
+        following.register(name, backend.module(name, platform == "cpu"), Guard())
         sys.modules[f"torch.{name}.pallas"] = getattr(torch, name).pallas = _Pallas(f"torch.{name}.pallas")
         _patch()
         kernels.register()
@@ -144,19 +143,6 @@ def _best() -> str:
         return str(start()[0].platform)
     except RuntimeError:
         return "cpu"
-
-
-class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What torch asks of an accelerator."""
-
-    def is_available(self) -> bool:
-        return True
-
-    def has_primary_context(self, dev_id: int) -> bool:
-        return True
-
-    def is_built(self) -> bool:
-        return True
 
 
 _TWO_ACCELERATORS = (
