@@ -508,7 +508,7 @@ def test_it_is_built_in_the_background_and_taken_up_in_the_middle(tmp_path: Path
         from fused_eager import follower, fused_eager
         from fused_eager.follower import build
         follower.AFTER = 0.0
-        build._compile = lambda target: (time.sleep(0.2), shutil.copy({str(build.library())!r}, target))
+        build._compile = lambda target, patiently: (time.sleep(0.2), shutil.copy({str(build.library())!r}, target))
         x = torch.randn(8)
         with fused_eager(native="never", compile="wait"):
             print(follower.status())
