@@ -33,7 +33,7 @@ from .status import IDLE, Observer, Place, Status, place
 
 BEATS = 8  # in the time after which a rank is lost
 MANY = 64  # ranks: where there are more, only the first of a group says for whom it waits
-WORKS = 0.2  # of a core: who takes more is not silent for having stopped
+WORKS = 0.2  # of a core: who takes more, or would if it were given it, is not silent for having stopped
 STUCK = 3.0  # seconds after which a wait that nothing has interrupted ends the process
 EXIT_CODE = 13
 GONE = "has ended, and with it the store by which ranks find each other"
@@ -51,14 +51,22 @@ class Seen:
         self.status: Status | None = None
         self.at = time.monotonic()
         self.looks = 0
-        self.worked = 0.0
+        self.worked, self._worked_at = 0.0, 0.0
 
     def take(self, status: Status | None) -> None:
         """It has been read again."""
         self.looks += 1
         if status is not None and (self.status is None or status.beat != self.status.beat):
             self.status, self.at, self.looks = status, time.monotonic(), 0
-            self.worked = status.processor_time()
+        elif self.looks == 1 and self.status is not None:  # not before: most looks find something new
+            self.worked, self._worked_at = self.status.processor_time(), time.monotonic()
+
+    def works(self) -> bool:
+        """Whether it is as silent as it is because C code keeps the interpreter from its other threads, or because
+        the machine has too much else to do."""
+        if self.status is None or self.looks < 2 or self.status.process() not in ("R", "S", "D"):
+            return False
+        return self.status.processor_time() - self.worked > WORKS * (time.monotonic() - self._worked_at)
 
 
 class Heartbeat:
@@ -183,8 +191,8 @@ class Heartbeat:
         # The looks are counted, too: this process may have been stopped itself.
         if late < self.seconds or seen.looks < BEATS // 2:
             return
-        if process in ("R", "S") and status.processor_time() - seen.worked > WORKS * late:
-            return  # it works, and C code of it keeps the interpreter from its other threads
+        if seen.works():
+            return
         text = f"is lost: it has said nothing for {late:.0f} s"
         if process in ("T", "t"):
             text += f", and its process {status.pid} is stopped"
@@ -310,6 +318,7 @@ class Heartbeat:
     # ---- the watcher --------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        busy, looks = 0.0, 0  # as of `Seen`: this process may have been stopped while it asked
         while not self._stopped.wait(self.period):
             if not self.is_of(distributed.group.WORLD):
                 self.stop()
@@ -319,8 +328,9 @@ class Heartbeat:
                 return
             if not self.seconds:
                 continue
-            now, busy, own = time.monotonic(), self.channel.busy_since, self._own
-            if busy and now - busy > self.seconds:
+            now, own = time.monotonic(), self._own
+            busy, looks = self.channel.busy_since, looks + 1 if self.channel.busy_since == busy else 0
+            if busy and now - busy > self.seconds and looks >= BEATS // 2:
                 self._blame_holder(f"is lost: the store that it holds has not answered for {now - busy:.0f} s")
             elif self._store_gone_at and now - self._store_gone_at > self.seconds and own is not None:
                 own = self._observer.look()  # the messenger has ended

@@ -92,13 +92,27 @@ class Status:
         return "gone" if state in "ZX" else state
 
     def processor_time(self) -> float:
-        """The processor's seconds that its process has had; 0.0 where they cannot be known."""
+        """The seconds for which its process has had a processor, and its threads have stood in the system's queue for
+        one; 0.0 where that cannot be known. Who sleeps, or is stopped, stands in no queue."""
+        if self.host != this_host() or not self.pid:
+            return 0.0
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()
+            threads = os.listdir(f"/proc/{self.pid}/task")
         except OSError:
             return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if self.host == this_host() else 0.0
+        queued = sum(_queued(f"/proc/{self.pid}/task/{thread}/schedstat") for thread in threads)
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + queued
+
+
+def _queued(path: str) -> float:
+    """Of a thread; 0.0 where the system does not tell, or the thread has just ended."""
+    try:
+        with open(path) as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @functools.cache
