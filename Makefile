@@ -42,7 +42,8 @@ test-device: .venv/.made
 # Programs of several processes: each way to train on 2 and 4 ranks, at each door, in each mode, cold and warm; checkpoints,
 # and ranks that are lost. One after the other: each has as many processes as ranks.
 test-dist: .venv/.made
-	$(BIN)/python -m pytest tests/distributed tests/frontends/collectives -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/distributed tests/frontends/collectives \
+		-m "slow or not slow" $(ARGS)
 
 # Programs as people write them, at both doors, compared with plain PyTorch: writes the table in docs/clients.md, and runs
 # some of them in every mode.
