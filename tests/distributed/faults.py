@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -264,6 +265,22 @@ def cache_removed(c: Case) -> None:
         shutil.rmtree(os.environ["FUSED_EAGER_CACHE_DIR"])
 
     c.steps(fault)
+
+
+@case
+def disk_full(c: Case) -> None:
+    """No file of the victim's may grow beyond what its own words take."""
+    c.store = _tcp(c)
+    c.start()
+    if c.rank == c.victim:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+        with contextlib.suppress(OSError):
+            (c.folder / "large").write_bytes(bytes(3000))
+            raise AssertionError("there is room on the disk")
+    with c.context():
+        for number in range(STEPS):
+            c.step(number)
+    c.say("done")
 
 
 @case

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FINE = ("nothing", "slow", "slow_compile", "cache_removed", "store_removed")  # no rank is lost
+FINE = ("nothing", "slow", "slow_compile", "cache_removed", "disk_full", "store_removed")  # no rank is lost
 LOST = (
     *("kill", "stop", "leave", "end_early", "throw", "kill_in_backward", "stop_in_backward", "store_gone"),
     *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
@@ -131,7 +131,7 @@ def test_a_hundred_faults(door: str) -> None:
     for _ in range(6):
         for result in run([(name, door) for name in kinds], 4, 2.0):
             check_lost(result, 2)
-    for result in run([("slow_compile", door), ("cache_removed", door)], 4, 2.0):
+    for result in run([(name, door) for name in ("slow_compile", "cache_removed", "disk_full")], 4, 2.0):
         check_fine(result)
 
 
