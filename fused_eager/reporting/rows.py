@@ -60,6 +60,11 @@ class Collective:
         """The part of its time in which the program went on; None where that is not known."""
         return max(0.0, 1 - self.wait_s / self.watched_s) if self.watched_s else None
 
+    @property
+    def rate(self) -> float:
+        """Bytes in a second, from the start of each to its end: a rank that comes late makes it smaller."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
 
 @dataclass
 class Met:
@@ -68,6 +73,11 @@ class Met:
     site: str
     ranks: int
     waits: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def skew(self) -> float | None:
+        """The seconds by which its last rank came later than its first; None where not all have told of it."""
+        return max(self.waits.values()) - min(self.waits.values()) if len(self.waits) == self.ranks > 1 else None
 
 
 @dataclass

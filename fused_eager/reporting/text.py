@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import statistics
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -217,14 +219,17 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
         for i in top(f.islands, "count", ROWS):
             lines.append(f"  {i.count:6} x {i.op} at {short(i.site)}: {i.reason}"[:WIDTH])
     if f.collectives:
-        lines += ["", "Collectives (how often; of each: bytes, time, fetching, waiting, overlap):"]
+        lines += ["", "Collectives (how often, and what one takes on average):"]
+        skews = _skews(f)
         for each in top(list(f.collectives.values()), "seconds", ROWS):
-            took = [duration(of / each.count) for of in (each.seconds, each.fetch_s, each.wait_s)]
-            took[2] = took[2] if each.watched_s else "?"
-            overlap = "?" if each.overlap is None else f"{100 * each.overlap:.0f} %"
-            what = f"{amount(each.bytes / each.count)}, {', '.join(took)}, {overlap}"
+            took, fetching, waiting = (duration(of / each.count) for of in (each.seconds, each.fetch_s, each.wait_s))
             group = f"{each.ranks} ranks" + (f" of group {each.group}" if each.group not in ("", "0") else "")
-            lines.append(f"  {each.count:6} x {each.op} at {short(each.site)} ({group}): {what}"[:WIDTH])
+            lines.append(f"  {each.count:6} x {each.op} at {short(each.site)} ({group})"[:WIDTH])
+            what = f"{amount(each.bytes / each.count)} in {took} ({amount(each.rate)}/s), fetching {fetching}"
+            if each.overlap is not None:
+                what += f", waiting {waiting}, overlap {100 * each.overlap:.0f} %"
+            skew = skews.get((each.group, each.site))  # takes the logs of all ranks
+            lines.append(f"           {what}" + (f", skew {duration(statistics.fmean(skew))}" if skew else ""))
     if f.choices:
         lines += ["", 'The faster way, measured (fused has to win by 5 %; native="never" always fuses):']
         for c in list(f.choices.values())[:ROWS]:
@@ -238,3 +243,12 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
             both = f"{duration(c['native_s'])} on ATen, {duration(c['fused_s'])} through XLA"
             lines.append(f"  {c['op']} at {short(c['site'])}: {both}"[:WIDTH])
     return lines
+
+
+def _skews(f: Facts) -> dict[tuple[str, str], list[float]]:
+    """Of the collectives by group and line, where all ranks have told of them."""
+    found: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for (group, _), met in f.met.items():
+        if met.skew is not None:
+            found[group, met.site].append(met.skew)
+    return found
