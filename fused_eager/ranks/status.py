@@ -155,9 +155,10 @@ def place(detailed: bool = False) -> Place:
             line = f"{file}:{frame.f_lineno}"
             break
         if file.startswith(_SURE):
-            waited_for = getattr(frame.f_locals.get("self"), "called", "") if file == _WORK else ""
-            is_ours = name.startswith("_")  # no function that a program calls
-            collective, is_sure = waited_for or (collective if is_ours and is_sure else name), True
+            is_works = file == _WORK or file.startswith(_OURS)
+            waited_for = getattr(frame.f_locals.get("self"), "called", "") if is_works else ""
+            is_inner = is_works or name.startswith("_")  # no function that a program calls
+            collective, is_sure = waited_for or (collective if is_inner and is_sure else name), True
             if detailed and file == _CALLS:
                 group = frame.f_locals.get("group", group)
         elif not is_sure and file != _WRAPS and file.startswith(_USERS) and name != "<module>":  # imported just now

@@ -80,6 +80,7 @@ def test_a_rank_that_is_stopped_and_one_that_strays() -> None:
     stopped, differ = run([("stop", "tpu"), ("differ", "cpu")], 2, 2.0)
     check_lost(stopped, 2)
     assert "is stopped" in stopped["errors"][0] and "waiting for rank 1" in stopped["errors"][0]
+    assert "(in all_reduce at " in stopped["errors"][0], "as the program names it, and not what waits"
     check_differ(differ)
 
 
