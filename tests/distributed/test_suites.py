@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # With how many programs.
-SUITES = {"each": 33, "training": 7, "parallel": 22, "differing": 7, "wider": 12, "exchanged": 18}
+SUITES = {"each": 33, "training": 7, "parallel": 22, "differing": 7, "wider": 12, "exchanged": 18, "further": 17}
+OF_REGIONS = 5
 WAIT = {"compile": "wait", "native": "never"}
 Options = dict[str, Any] | None  # of a rank; None: it is plain
 
@@ -55,7 +56,7 @@ def check(suite: str, door: str, folder: Path, options: list[Options], world: in
         said = ranks(suite, door, folder, options, world)
         wrong = [f"rank {r}, {name}: {text}" for r, of in enumerate(said) for name, text in of.items() if text]
         assert not wrong, "\n".join(wrong)
-        assert all(len(of) == SUITES.get(suite, 4) for of in said)
+        assert all(len(of) == SUITES.get(suite, OF_REGIONS) for of in said)
 
 
 def of_suites(*short: str) -> pytest.MarkDecorator:

@@ -101,3 +101,36 @@ def what_is_not_read_runs_meanwhile(d: str) -> Any:
         assert plain or [f["regions"] for f in flushes] == [2], flushes
         found += [total, other]
     return found
+
+
+@program("regions")
+def no_more_than_two_layers_are_whole(d: str) -> Any:
+    """What FSDP2 promises of memory: beside the shards, the parameters of the layer that is computed and the next."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers, wide = 12, 256
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(wide, wide, bias=False) for _ in range(layers)]).to(d)
+    mesh = init_device_mesh(d, (WORLD,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    losses, most = [], 0
+    for step in range(4):
+        before = 0
+        if d != "cpu":
+            torch.tpu.synchronize()  # type: ignore[attr-defined]
+            torch.tpu.reset_peak_memory_stats()  # type: ignore[attr-defined]
+            before = torch.tpu.memory_allocated()  # type: ignore[attr-defined]
+        loss = model(waves(d, 4, wide, shift=step + RANK)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        if d != "cpu":
+            most = torch.tpu.max_memory_allocated() - before  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)  # the shards' gradients stay where they are
+    # Two layers, what is gathered for one of them, and a gradient that is about to be reduced, with its copy.
+    assert most < 7 * 4 * wide * wide, most / (4 * wide * wide)
+    return torch.tensor(losses)
