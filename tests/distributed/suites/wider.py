@@ -169,7 +169,8 @@ def sharded_with_tied_weights_in_another_dtype(d: str) -> Any:
 
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     losses, found = fit(sharded(words(d, tied=True), d, mp_policy=policy), d, steps=2)
-    return [t * 1e-4 for t in (*losses, *found)]
+    # Outputs are about 12, where bfloat16 has steps of 0.06: both ways come equally far from what float32 comes to.
+    return [t * 2e-5 for t in losses], [t * 1e-4 for t in found]
 
 
 @program("wider")
