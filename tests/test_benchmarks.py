@@ -27,6 +27,7 @@ from benchmarks import (
     measure,
     model_programs,
     probe,
+    ranks_over_plain,
     table,
 )
 from benchmarks.programs import PROGRAMS
@@ -511,3 +512,15 @@ def test_the_work_of_a_part_of_a_minute_is_that_of_its_turns() -> None:
 
 def test_the_programs_of_the_first_minute_exist() -> None:
     assert set(first_minute.DEFAULT) <= set(first_minute.EVERY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ranks_over_plain.KINDS)
+def test_steps_of_several_ranks_are_timed_in_each_way(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"layers": 1, "dim": 16, "seq": 8, "batch": 2, "steps": 2, "rounds": 2, "settle": 1}
+    options = [word for name, number in small.items() for word in (f"--{name}", str(number))]
+    ranks_over_plain.main(["--ranks", "2", "--kinds", kind, *options])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:3] for line in lines] == [[kind, "2", way] for way in ranks_over_plain.WAYS]
+    device = lines[-1]
+    assert float(device[6]) >= 2 and float(device[7]) >= 2, "regions, and collectives"
