@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,6 @@ def rank(kind: str, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def launch(kind: str, world: int, argv: Sequence[str]) -> list[dict[str, Any]]:
     """What rank 0 of so many has measured."""
-    cores = sorted(os.sched_getaffinity(0))
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -130,11 +129,7 @@ def launch(kind: str, world: int, argv: Sequence[str]) -> list[dict[str, Any]]:
             "FUSED_EAGER_CACHE_DIR": f"{folder}/cache", "FUSED_EAGER_DEVICES": "1", "FUSED_EAGER_PROGRESS": "0",
         }  # fmt: skip
 
-        def started(number: int) -> subprocess.Popen[bytes]:
-            pin: Callable[[], None] = lambda: os.sched_setaffinity(0, {cores[number % len(cores)]})  # noqa: E731
-            return subprocess.Popen(command, env={**os.environ, **common, "RANK": str(number)}, preexec_fn=pin)
-
-        ranks = [started(number) for number in range(world)]
+        ranks = [subprocess.Popen(command, env={**os.environ, **common, "RANK": str(n)}) for n in range(world)]
         try:
             codes = [process.wait() for process in ranks]
         finally:
@@ -175,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     given = parser.parse_args(words)
     if given.rank_of:
-        Path(given.to, f"{os.environ['RANK']}.json").write_text(json.dumps(rank(given.rank_of, given)))
+        cores, number = sorted(os.sched_getaffinity(0)), int(os.environ["RANK"])
+        os.sched_setaffinity(0, {cores[number % len(cores)]})  # before anything starts its threads
+        Path(given.to, f"{number}.json").write_text(json.dumps(rank(given.rank_of, given)))
         return
     print(f"{'':<6}{'ranks':>6}  {'':<9}{'step':>12}{'faster':>8}{'regions':>9}{'collectives':>13}{'overlap':>9}"
           f"{'compiled':>10}")  # fmt: skip
