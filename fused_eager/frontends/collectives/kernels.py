@@ -32,7 +32,7 @@ from ...ranks.work import described, told
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
-from . import lacking, reducers
+from . import grouping, lacking, reducers
 from .arriving import ArrivingWork
 
 Tensor = torch.Tensor
@@ -179,6 +179,14 @@ def backend(group: Any, _: Any) -> Any:
 
 
 NAMES = ("fused_eager", "tpu_dist")
+
+
+def _is_ours(group: Any) -> bool:
+    """Whether the library's backend serves a group."""
+    served = str(distributed.distributed_c10d._world.pg_backend_config.get(group, ""))
+    return any(name in served for name in NAMES)
+
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -188,7 +196,8 @@ def register(device: str) -> None:
         return
     for name in NAMES:
         distributed.Backend.register_backend(name, backend, extended_api=True, devices=["cpu", device])
-    lacking.install(NAMES)
+    lacking.install(_is_ours)
+    grouping.install(_is_ours)
     reducers.install(_serve_the_host)
     c10d.Work.wait = job.waits(c10d.Work.wait)  # type: ignore[method-assign]
     lib = torch.library.Library("c10d", "IMPL")

@@ -22,6 +22,7 @@ from fused_eager.fusion_rules.lowering import leaves, map_leaves
 
 from ...log import site
 from ...ranks.work import FollowedWork
+from .grouping import noted
 
 Tensor = torch.Tensor
 
@@ -213,6 +214,9 @@ def _as_real(value: Any) -> Any:
 def _wrapped(method: Method, original: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        return noted(group, _by_gloo(group, args, kwargs))
+
+    def _by_gloo(group: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         first = next((t for t in leaves([args]) if isinstance(t, Tensor)), None)
         if first is None or kwargs or not is_ours(group):
             return original(group, *args, **kwargs)
@@ -233,13 +237,8 @@ def _wrapped(method: Method, original: Callable[..., Any], is_ours: Callable[[An
     return call
 
 
-def install(backends: tuple[str, ...]) -> None:
-    """Let groups that one of these backends serves have what gloo lacks. Once for each process."""
-
-    def is_ours(group: Any) -> bool:
-        served = str(distributed.distributed_c10d._world.pg_backend_config.get(group, ""))
-        return any(name in served for name in backends)
-
+def install(is_ours: Callable[[Any], bool]) -> None:
+    """Let groups that are ours have what gloo lacks. Once for each process."""
     barrier = distributed.monitored_barrier
 
     @functools.wraps(barrier)

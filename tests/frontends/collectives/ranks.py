@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import fused_eager.tpu  # noqa: F401  (the device, and its backend)
 from fused_eager import report
@@ -346,12 +347,81 @@ def barriers_that_are_watched(d: str) -> Any:
             raise AssertionError("nobody else has come")
 
 
+# ---- a group that was told its device, as NCCL's are ---------------------------------------------------------------
+
+
+@program("groups")
+def a_group_is_split(d: str) -> Any:
+    assert dist.group.WORLD is not None and dist.group.WORLD.bound_device_id == torch.device("tpu", 0)
+    halves = [[r for r in range(WORLD) if r % 2 == k] for k in range(2)]
+    mine = dist.split_group(split_ranks=halves)
+    x = torch.full((2,), float(RANK), device=d)
+    dist.all_reduce(x, group=mine)
+    assert mine.size() == len(halves[RANK % 2]) and x.tolist() == [float(sum(halves[RANK % 2]))] * 2
+    again = dist.split_group(split_ranks=halves, group_desc="again", timeout=timedelta(seconds=20))
+    assert again is not mine and again.group_desc == "again" and mine.group_desc.endswith(":split")
+    part = dist.split_group(mine, split_ranks=[[0]])  # of the parent's ranks
+    assert (part is not None) == (RANK < 2) and (part is None or dist.get_process_group_ranks(part) == [RANK])
+    assert (dist.split_group(split_ranks=[[0]]) is not None) == (RANK == 0)
+
+
+@program("groups")
+def lists_that_cannot_be_split_by(d: str) -> Any:
+    for ranks, what in (([[0, 0]], "duplicate"), ([[]], "empty"), ([[0, 99]], "99"), ([], "empty")):
+        try:
+            dist.split_group(split_ranks=ranks)
+        except ValueError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError(f"{ranks} were taken")
+
+
+@program("groups")
+def meshes_are_made_of_split_groups(d: str) -> Any:
+    mesh = dist.device_mesh.init_device_mesh("tpu", (WORLD // 2, 2), mesh_dim_names=("outer", "inner"))
+    assert mesh["inner"].get_group().size() == 2 and mesh["outer"].get_group().size() == WORLD // 2
+    model = nn.Linear(4, 4).to(d)
+    for p in model.parameters():
+        nn.init.ones_(p)
+    fully_shard(model, mesh=mesh)
+    model(torch.full((2, 4), RANK + 1.0, device=d)).sum().backward()
+    grad: Any = model.weight.grad
+    assert grad.full_tensor().tolist() == [[WORLD + 1.0] * 4] * 4, grad.full_tensor()
+
+
+@program("groups")
+def several_collectives_together(d: str) -> Any:
+    manager: Any = dist.distributed_c10d._coalescing_manager
+    for device in (d, "cpu"):
+        for waits in (True, False):
+            xs = [torch.full((2,), float(RANK + i), device=device) for i in range(3)]
+            with manager(device=torch.device(device), async_ops=not waits) as together:
+                for x in xs:
+                    dist.all_reduce(x)
+            if not waits:
+                together.wait()
+            total = sum(range(WORLD))
+            assert [x.tolist() for x in xs] == [[float(total + i * WORLD)] * 2 for i in range(3)]
+        outs = [torch.zeros(WORLD, device=device) for _ in range(2)]
+        with manager(device=torch.device(device)):
+            for i, out in enumerate(outs):
+                dist.all_gather_into_tensor(out, torch.full((1,), float(RANK + i), device=device))
+        assert [out.tolist() for out in outs] == [[float(r + i) for r in range(WORLD)] for i in range(2)]
+        with manager(device=torch.device(device)):  # which torch does not make one of
+            y = torch.full((2,), float(RANK), device=device)
+            dist.broadcast(y, 1)
+        assert y.tolist() == [1.0, 1.0]
+    with manager(device=torch.device(d), async_ops=True) as together:
+        pass
+    together.wait()
+
+
 def main() -> None:
     store, suite = sys.argv[1:3]
     warnings.simplefilter("ignore")
     dist.init_process_group(
         BACKENDS.get(suite, "fused_eager"), init_method=f"file://{store}", rank=RANK, world_size=WORLD,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=60), device_id=torch.device("tpu", 0) if suite == "groups" else None,
     )  # fmt: skip
     said: dict[str, str] = {}
     for name, run in PROGRAMS[suite].items():

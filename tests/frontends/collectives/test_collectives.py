@@ -60,6 +60,19 @@ def test_each_reduction_and_dtype_is_what_it_is_computed_to_be(world: int, tmp_p
     assert all(len(of or {}) == 6 for of in said)
 
 
+LATER = [pytest.param(*row, marks=pytest.mark.slow) for row in ((4, "fused"), (2, "strict"), (4, "debug"))]
+
+
+@pytest.mark.parametrize(("world", "mode"), [(2, "fused"), *LATER])
+def test_a_group_that_knows_its_device_is_split_and_takes_several_together(
+    world: int, mode: str, tmp_path: Path
+) -> None:
+    """Making a mesh of it raised that gloo's options cannot be copied."""
+    said = ranks("groups", tmp_path, world, FUSED_EAGER_MODE=mode)
+    assert wrong(said) == []
+    assert all(len(of or {}) == 4 for of in said)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_the_examples_learn_on_the_device_what_they_learn_on_the_cpu(name: str, tmp_path: Path) -> None:
