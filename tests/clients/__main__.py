@@ -43,7 +43,7 @@ beside them.)
 def outcome(client: Client, door: Door, plain: Run, found: Run) -> tuple[str, str]:
     """What came of it, in a word, and why."""
     if found.status or found.results is None:
-        return "fails", found.said.strip().splitlines()[-1][:120] if found.said.strip() else f"status {found.status}"
+        return "fails", _last_line(found)
     apart = differences(plain.results, found.results, client.tolerance, client.skipped)
     return ("differs", apart[0]) if apart else ("equal", client.differs)
 
@@ -56,6 +56,8 @@ def rows(client: Client) -> list[str]:
         return [f"| {client.name} | | | not run | | {why} |"]
     with TemporaryDirectory() as folder:
         plain = run(client, None, Path(folder))
+        if plain.status or plain.results is None:
+            return [f"| {client.name} | {told} | plain | fails | | {_last_line(plain)} |"]
         found = []
         for door in BOTH:
             its = run(client, door, Path(folder))
@@ -64,6 +66,11 @@ def rows(client: Client) -> list[str]:
             found.append(f"| {client.name} | {told} | {door.name} | {result} | {ratio} | {reason} |")
             print(found[-1], file=sys.stderr, flush=True)
     return found
+
+
+def _last_line(found: Run) -> str:
+    lines = found.said.strip().splitlines()
+    return lines[-1][:120] if lines else f"status {found.status}"
 
 
 def write(page: Path, found: dict[str, list[str]]) -> None:
@@ -91,11 +98,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="clients; by default all")
     args = parser.parse_args()
     chosen = [c for c in CLIENTS if not args.names or c.name in args.names]
+    each: dict[str, list[str]] = {}
     with ThreadPoolExecutor(args.workers) as pool:
-        each = list(pool.map(rows, chosen))
-    found = [row for of_one in each for row in of_one]
-    if args.write:
-        write(Path(args.write), {client.name: rows_ for client, rows_ in zip(chosen, each, strict=True)})
+        for client, rows_ in zip(chosen, pool.map(rows, chosen), strict=True):
+            each[client.name] = rows_
+            if args.write:  # now, and not at the end: a run that is stopped keeps what it has found
+                write(Path(args.write), each)
+    found = [row for rows_ in each.values() for row in rows_]
     return int(any("| fails |" in row or "| differs |" in row for row in found))
 
 

@@ -58,16 +58,22 @@ def run(client: Client, door: Door | None, folder: Path, timeout: float = 900) -
     environment.update(SETTINGS, FUSED_EAGER_CACHE_DIR=str(folder / "cache"))
     paths = [*(str(_beside(name)) for name in client.beside), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command += [*(door.theirs if door else ()), *(client.on_device if door and door.theirs else ())]
     began = time.perf_counter()
-    done = subprocess.run(
-        [*command, *(door.theirs if door else ()), *(client.on_device if door and door.theirs else ())],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return Run(124, None, timeout, f"{said}\nnot done after {timeout:.0f} s")
     seconds = time.perf_counter() - began
     results = torch.load(out, map_location="cpu", weights_only=False) if out.exists() else None
     return Run(done.returncode, results, seconds, done.stdout)

@@ -81,3 +81,9 @@ def test_the_page_keeps_the_rows_of_clients_that_were_not_run(tmp_path: Path) ->
     write(page, {"DQN": ["| DQN | 2 | tpu | equal | 1.0 |  |"]})
     found = [line for line in page.read_text().splitlines() if line.startswith(("| VAE", "| DQN"))]
     assert found == ["| VAE | 1 | context | equal | 1.0 |  |", "| DQN | 2 | tpu | equal | 1.0 |  |"]
+
+
+def test_a_client_that_does_not_end_is_a_row_and_not_an_error(tmp_path: Path) -> None:
+    found = run(next(c for c in CLIENTS if c.name == "VAE"), None, tmp_path, timeout=0.2)
+    assert (found.status, found.results) == (124, None)
+    assert found.said.splitlines()[-1] == "not done after 0 s"
