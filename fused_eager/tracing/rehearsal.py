@@ -41,6 +41,7 @@ IMPORT_S = 0.5  # seconds, about, that the import of what inference needs takes
 HUGE = 2**28  # above, it would take memory that the program may need, even where shape inference cannot be trusted
 OTHER_SHAPES = "a rehearsal returned other shapes than inferred"
 OTHER_DTYPES = "a rehearsal returned other dtypes than inferred"
+_WRITING = frozenset({"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"})
 _USUAL = ({torch.float32}, {torch.float64})
 
 
@@ -69,6 +70,7 @@ def rehearse_alone(
     began = time.perf_counter()
     # Ops of each element may refuse zeros (integers divided by them); places in a tensor are looked at by others.
     actors = [_filled(t, torch.ones if torch.Tag.pointwise in op.tags else torch.zeros) for t in tensors]
+    _select(op, args, tensors, actors)
     try:
         with LOCK, silence():
             out = call(op, args, kwargs, actors)
@@ -106,6 +108,7 @@ def rehearse(
     if _elements(tensors, inferred) > _most(op, tensors):
         return inferred, "it is too large to rehearse, and its floats are of several dtypes" if _mixes(tensors) else ""
     actors = [_zeros(t) for t in tensors]
+    _select(op, args, tensors, actors)
     try:
         with LOCK, silence():
             out = call(op, args, kwargs, actors)
@@ -138,6 +141,24 @@ def rehearsed(
     except Exception:
         return False
     return True
+
+
+def _select(op: OpOverload, args: Any, tensors: list[torch.Tensor], actors: list[torch.Tensor]) -> None:
+    """In a call that writes values where a mask is true, have it be true as often as there are values: ATen refuses
+    others, and how many they are is looked at when the op runs (`fusion_rules.lower_index`)."""
+    if op._schema.name not in _WRITING or len(args) < 3:
+        return
+    self, indices, values = args[:3]
+    for d, index in enumerate(indices):
+        if index is None:
+            continue
+        if index.dtype is torch.bool:
+            tail = self.ndim - d - index.ndim
+            rows = values.shape[-tail - 1] if values.ndim > tail >= 0 else 1
+            if 1 < rows <= index.numel():
+                # The first of the indices comes after `self`.
+                actors[1] = (torch.arange(index.numel(), device=SEEN_AS) < rows).view(index.shape)
+        return  # several masks, or one beside numbers, are not lowered
 
 
 def is_beyond(op: OpOverload, tensors: list[torch.Tensor], inferred: Inferred) -> bool:

@@ -92,3 +92,32 @@ def test_the_column_of_a_large_matrix_is_as_large_as_the_matrix() -> None:
     near, far = torch.ones(2, 2)[:, 0], torch.empty_strided((2,), (rehearsal.LARGE,))
     assert isinstance(rehearse_alone(aten.exp.default, (near,), {}, [near]), Inferred)
     assert rehearse_alone(aten.exp.default, (far,), {}, [far]) is None
+
+
+@pytest.mark.parametrize("values", [3, 1, 0])
+@pytest.mark.parametrize("selected", ["columns", "all", "rows"])
+def test_as_many_values_as_a_mask_selects_are_written_in_a_region(selected: str, values: int) -> None:
+    def program() -> torch.Tensor:
+        x = torch.arange(20.0).reshape(4, 5)
+        mask = {"all": x.t().contiguous().t() % 7 == 3, "rows": x[:, 0] > 0, "columns": x[0] > 1}[selected]
+        mask[mask.nonzero()[values:].unbind(1)] = False  # every other place of a mask that lies by columns, too
+        given = torch.arange(100.0, 100 + 5 * values)
+        given = {"all": given[:values], "rows": given.reshape(values, 5), "columns": given[: 4 * values].reshape(4, -1)}
+        at = (slice(None), mask) if selected == "columns" else mask
+        x[at] = given[selected]
+        return x
+
+    want = program()
+    with events("island") as seen, fused_eager():
+        got = program()
+        assert torch.equal(got.clone().view(4, 5), want)
+    assert [e.data["op"] for e in seen if "index_put" in e.data["op"]] == []
+
+
+def test_how_many_values_a_mask_takes_is_looked_at_when_it_runs() -> None:
+    x = torch.zeros(6)
+    with fused_eager(), pytest.raises(RuntimeError, match="shape mismatch: value tensor of shape \\[3\\]"):
+        x[torch.arange(6) > 3] = torch.ones(3)
+        x.tolist()
+    with fused_eager(), pytest.raises(RuntimeError, match="dtypes match"):
+        x[torch.arange(6) > 2] = torch.ones(3, dtype=torch.int64)
