@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Those for every change share a process: starting one takes as long as half of their tests.
-EACH_TIME = "attention backend compiler flex following tensors training"
+EACH_TIME = "attention backend compiler flex following growing tensors training"
 
 
 @pytest.mark.parametrize("names", quick((EACH_TIME, *SUITES), *SUITES))

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ..planning.plan import Plan
+from ..policy.hotness import Compiled
 from ..policy.segment import Pieces
 from .executable import Executable
 
@@ -24,3 +25,4 @@ class Ready:
     unstable: bool = False  # and nothing will be, as they keep changing
     varies: bool = False  # a stream of any length is run like that
     pieces: Pieces | None = None  # what tells it from others in every process
+    alike: tuple[Compiled, ...] = ()  # what has to be told once this one comes again

@@ -82,6 +82,9 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
             stream.policy.autotuner.varies()
         elif not ready.unstable:  # else it runs like that until it has come often enough, and that is what fused takes
             stream.policy.autotuner.restart()
+    else:
+        for alike in ready.alike:
+            alike.recurs = True
     # A backoff would have ATen run what XLA has run before.
     stable = not (ready.unstable or stream.strayed) or stream.config.is_reproducible
     stream.policy.flushed(ready.pieces, stable, ready.shapes if ready.unstable else None)
@@ -136,16 +139,20 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         return given_up
     skeleton = tuple([n.number for n in nodes])
     waits, again = work.config.waits, shapes in background.FORMS
-    unstable = SKELETONS.is_unstable(skeleton, (shapes, ending), shapes, work.config.is_reproducible, waits or again)
+    line = _line(work) if waits and not again else None
+    unstable = SKELETONS.is_unstable(
+        skeleton, (shapes, ending), shapes, work.config.is_reproducible, waits or again, line
+    )
     found = _of_any_length(stream, skeleton, work, unstable)
     if found is not None:
         return found
     if waits or again:
         if unstable:
-            return _on_aten(work, shapes, "region.unstable")
+            return _on_aten(work, shapes, SKELETONS.held.get(shapes, "region.unstable"))
         _make_room()
         if waits:
-            return _compiled(work, skeleton)
+            found = _compiled(work, skeleton)
+            return found if line is None else replace(found, alike=(SKELETONS.of(skeleton), SKELETONS.on(line)))
     if isinstance(waiting, Waiting) and not (unstable or waiting.meanwhile.unstable):
         meanwhile = waiting.meanwhile
     else:
@@ -163,6 +170,14 @@ def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], endi
         waiting.wait_a_little(SKELETONS.spent.get(shapes, 0.0))
         return waiting.ready or meanwhile
     return meanwhile
+
+
+def _line(work: Work) -> Hashable:
+    """The line that a device's stream begins on; None where it is compiled at first sight."""
+    place = work.nodes[0].place
+    if work.device.has_memory or work.config.inspects or LOG.budgets or place is None:
+        return None
+    return place[:2]
 
 
 def _pays(work: Work, shapes: Hashable) -> bool:

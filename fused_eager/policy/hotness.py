@@ -8,6 +8,11 @@ then its nodes run through ATen. It pays, as with renting or buying skis, once r
 compiling a variant did: so it never costs more than twice what knowing the future would. A thread that sees nothing but
 such streams backs off and stops recording: its ops run natively at once, as in eager, and one stream is recorded now
 and then to see whether things have settled.
+
+On a device the program waits for the compiler at the first sight of a stream, and a program that generates text spends
+its time on streams that never come again: other lengths, and other ops where it chooses in another way. So a stream has
+to come twice there, if those that are like it have not come again: those of its skeleton, if its second shape comes
+before the first has come again; or those that begin on its line, once two have been compiled.
 """
 
 from __future__ import annotations
@@ -21,17 +26,44 @@ from ..bounded import Bounded
 from ..log.events import LOG
 
 VARIANTS = 4  # shapes of one skeleton that are compiled like any stream
+HOLDS = True  # whether, on a device, streams have to come twice if those that are like them have not come again
+BEGUN = 2  # streams that begin on one line, and are compiled at first sight though none of them has come again
 SINGLES = 1  # shapes of it that may come once each without being suspicious
 SIGHTINGS = 3  # how often a further one has to come, at least, before it is compiled
 PATIENCE = 3  # unstable streams in a row before a thread stops recording
 BACKOFF, LONGEST = 16, 1024  # sync points that it then lets pass: doubled each time nothing has settled
 
 
+@dataclass(slots=True, eq=False)
+class Compiled:
+    """Streams that are alike, and compiled."""
+
+    recurs: bool = False  # one of them has come again
+
+
+@dataclass(slots=True, eq=False)
+class Variants(Compiled):
+    """Those of one skeleton."""
+
+    signatures: set[Hashable] = field(default_factory=set)
+    shapes: set[Hashable] = field(default_factory=set)  # the part of them without how the stream ends
+    grows: bool = False  # no shape had come again when the second one came
+
+
+@dataclass(slots=True, eq=False)
+class Line(Compiled):
+    """Those that begin on one line of the program."""
+
+    count: int = 0
+
+
 @dataclass
 class Skeletons:
     """What has been seen of each skeleton (a tuple of op numbers)."""
 
-    variants: Bounded[Hashable, set[Hashable]] = field(default_factory=lambda: Bounded(4096))
+    variants: Bounded[Hashable, Variants] = field(default_factory=lambda: Bounded(4096))
+    lines: Bounded[Hashable, Line] = field(default_factory=lambda: Bounded(4096))
+    held: Bounded[Hashable, str] = field(default_factory=lambda: Bounded(4096))  # shapes that have to come again: why
     sightings: Bounded[Hashable, int] = field(default_factory=lambda: Bounded(4096))
     cost: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds to compile one variant
     spent: Bounded[Hashable, float] = field(default_factory=lambda: Bounded(4096))  # seconds of its shapes on ATen
@@ -43,27 +75,40 @@ class Skeletons:
         return self.singles[skeleton] > SINGLES
 
     def is_unstable(
-        self, skeleton: Hashable, signature: Hashable, shapes: Hashable, reproducible: bool, compiles: bool
+        self,
+        skeleton: Hashable,
+        signature: Hashable,
+        shapes: Hashable,
+        reproducible: bool,
+        compiles: bool,
+        line: Hashable = None,
     ) -> bool:
         """Whether ATen had better run a stream that has no executable yet, as its shapes keep changing: it would be
-        compiled at once (`compiles`), or once it has come again."""
+        compiled at once (`compiles`), or once it has come again. `line` is as in `is_hot`."""
         if reproducible:
             return not self.is_among_the_first(skeleton, signature)
-        return not self.is_hot(skeleton, signature, shapes) if compiles else self.came_once(skeleton)
+        return not self.is_hot(skeleton, signature, shapes, line) if compiles else self.came_once(skeleton)
 
-    def is_hot(self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None) -> bool:
+    def is_hot(
+        self, skeleton: Hashable, signature: Hashable, shapes: Hashable = None, line: Hashable = None
+    ) -> bool:
         """Whether to compile a stream that has no executable yet. Counts the sighting.
 
-        `shapes` is the part of the signature that says how long ATen takes for it.
+        Arguments:
+            skeleton: its ops.
+            signature: all that it is compiled for.
+            shapes: the part of the signature that says how long ATen takes for it.
+            line: the line that it begins on, if it may have to come twice.
         """
         self.singles.pop(skeleton, None)
-        seen = self.variants.get(skeleton)
-        if seen is None:
-            seen = self.variants[skeleton] = set()
-        if signature in seen:  # the same computation from another line of the program
+        seen = self.of(skeleton)
+        if signature in seen.signatures:  # the same computation from another line of the program
             return True
-        if len(seen) < VARIANTS:
-            seen.add(signature)
+        if len(seen.signatures) < VARIANTS:
+            if HOLDS and line is not None and self._holds(seen, self.on(line), shapes):
+                return False
+            seen.signatures.add(signature)
+            seen.shapes.add(shapes)
             return True
         self.sightings[signature] = self.sightings.get(signature, 0) + 1
         if self.sightings[signature] < SIGHTINGS or self.spent.get(shapes, 0.0) < self.cost.get(skeleton, 0.0):
@@ -74,12 +119,38 @@ class Skeletons:
 
     def is_among_the_first(self, skeleton: Hashable, signature: Hashable) -> bool:
         """The same where no time may decide, and a stream is run as it was before: the first variants alone."""
-        seen = self.variants.get(skeleton)
-        if seen is None:
-            seen = self.variants[skeleton] = set()
+        seen = self.of(skeleton).signatures
         if len(seen) < VARIANTS:
             seen.add(signature)
         return signature in seen
+
+    def of(self, skeleton: Hashable) -> Variants:
+        """What is known of its shapes."""
+        found = self.variants.get(skeleton)
+        if found is None:
+            found = self.variants[skeleton] = Variants()
+        return found
+
+    def on(self, line: Hashable) -> Line:
+        """What is known of the streams that begin there."""
+        found = self.lines.get(line)
+        if found is None:
+            found = self.lines[line] = Line()
+        return found
+
+    def _holds(self, seen: Variants, begun: Line, shapes: Hashable) -> bool:
+        """Whether shapes that are not compiled wait until they come again. Counts them."""
+        if shapes in seen.shapes:  # they end in another way: a loop's second round
+            seen.recurs = begun.recurs = True
+        else:
+            if len(seen.signatures) == 1 and not seen.recurs:
+                seen.grows = True
+            alone = begun.count >= BEGUN and not begun.recurs
+            if (seen.grows or alone) and not self.held.pop(shapes, ""):
+                self.held[shapes] = "region.unstable" if seen.grows else "region.new"
+                return True
+        begun.count += 1
+        return False
 
     def compiled(self, skeleton: Hashable, seconds: float) -> None:
         """A variant took so long to compile, or to load."""

@@ -12,6 +12,9 @@ from ..thinning import thin
 
 if os.environ.get("TESTS_ON_DEVICE"):
     import fused_eager.tpu  # noqa: F401 - registers the device
+    from fused_eager.policy import hotness
+
+    hotness.HOLDS = False  # tests run an op on one shape after the other, and mean XLA's results
 
     torch.backends.cudnn.allow_tf32 = False  # what is compared with the CPU is computed as exactly, on a GPU too
 else:

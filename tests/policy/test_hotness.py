@@ -7,7 +7,17 @@ import torch
 
 from fused_eager import fused_eager, sync
 from fused_eager.compiling import background
-from fused_eager.policy.hotness import BACKOFF, LONGEST, PATIENCE, SIGHTINGS, SINGLES, VARIANTS, Backoff, Skeletons
+from fused_eager.policy.hotness import (
+    BACKOFF,
+    BEGUN,
+    LONGEST,
+    PATIENCE,
+    SIGHTINGS,
+    SINGLES,
+    VARIANTS,
+    Backoff,
+    Skeletons,
+)
 from tests.streams import events, open_stream, stable_shapes
 
 
@@ -34,6 +44,32 @@ def test_it_is_compiled_once_running_it_natively_has_taken_as_long() -> None:
         asked += 1
     assert asked == 16
     assert not s.is_hot("a", 98), "every variant pays for itself"
+
+
+def test_shapes_of_a_device_that_come_once_each_are_not_compiled_but_for_the_first() -> None:
+    s = Skeletons()
+    assert [s.is_hot("a", i, i, "line") for i in range(40)] == [True] + [False] * 39
+    assert [s.is_hot("a", i, i, "line") for i in range(5, 10)] == [True] * 3 + [False] * 2, "these come twice"
+    assert len(s.of("a").signatures) == VARIANTS
+
+
+@pytest.mark.parametrize("recurs", ["by another ending", "as it is"])
+def test_another_shape_of_what_came_again_is_compiled_at_sight(recurs: str) -> None:
+    s = Skeletons()
+    assert s.is_hot("a", ("first", 0), "first", "line")
+    if recurs == "as it is":
+        s.of("a").recurs = True  # as loading says of what it finds again
+    else:
+        assert s.is_hot("a", ("first", 1), "first", "line"), "a loop's second round"
+    assert s.is_hot("a", ("last", 1), "last", "line"), "the last batch of an epoch"
+
+
+def test_other_ops_from_a_line_whose_streams_do_not_come_again_have_to_come_twice() -> None:
+    s = Skeletons()
+    assert [s.is_hot(ops, 0, ops, "line") for ops in "abcd"] == [True] * BEGUN + [False] * (4 - BEGUN)
+    assert s.is_hot("e", 0, "e", "another line") and s.is_hot("d", 0, "d", "line")
+    s.on("line").recurs = True
+    assert s.is_hot("f", 0, "f", "line"), "what begins there comes again"
 
 
 def test_sightings_are_forgotten_in_the_end() -> None:
