@@ -33,6 +33,7 @@ _ROUNDED = ("model", "words")  # what hangs on single roundings of a half type
 _STEEP = "trained with a learning rate of 5, rounding doubles at each step"
 _BETWEEN = "an activation halfway between two integers is rounded to either"
 _SMALL = "Adam's first steps are as large for gradients that are near rounding errors as for others"
+_INDUCED = "the covariance of near points is nearly singular: a last bit of its input moves the fourth digit"
 _TRL = ("trl", "datasets", "accelerate")
 _LIGHTNING = ("--accelerator", "fused_eager", "--strategy", "fused_eager")
 
@@ -51,6 +52,7 @@ CLIENTS = (
     Client("Siamese network", ("siamese.py",)),
     Client("time sequence prediction", ("time_sequence.py",)),
     Client("graph attention", ("gat.py",)),
+    Client("graph attention over edges", ("gat_edges.py",), differs=_SMALL, skipped=("model",)),
     Client("nanoGPT", ("nano_gpt.py",)),
     Client("nanoGPT, attention written out", ("nano_gpt.py", "--flash", "0")),
     Client("nanoGPT, bfloat16", ("nano_gpt.py", "--dtype", "bfloat16"), (), 2e-2, _HALF, _ROUNDED),
@@ -69,6 +71,8 @@ CLIENTS = (
     Client("activation checkpointing", ("checkpointing.py",)),
     Client("k-means", ("kmeans.py",)),
     Client("WGAN-GP, double backward", ("wgan_gp.py",)),
+    Client("PPO", ("ppo_by_hand.py",)),
+    Client("distributions and their divergences", ("svi_distributions.py",)),
     Client("detection and suppression", ("detection.py",)),
     Client("transformers: Trainer", ("transformers_trainer.py",), ("accelerate",)),
     Client(
@@ -104,9 +108,12 @@ CLIENTS = (
     Client("timm, twelve families", ("timm_families.py",), ("timm",), beside=("torchvision",)),
     Client("torchao", ("torchao_quantized.py",), ("torchao",), 2e-2, _BETWEEN),
     Client("einops", ("einops_mixer.py",), ("einops",)),
+    Client("einops, newer forms of attention", ("encoder_forms.py",), ("einops",)),
     Client("x-transformers", ("x_transformer.py",), ("x_transformers",)),
     Client("torchmetrics", ("torchmetrics_eval.py",), ("torchmetrics",)),
+    Client("torchmetrics, twenty metrics", ("many_metrics.py",), ("torchmetrics",)),
     Client("GPyTorch", ("gpytorch_regression.py",), ("gpytorch",)),
+    Client("GPyTorch, variational", ("gp_variational.py",), ("gpytorch",), 1e-2, _INDUCED),
     Client("BoTorch", ("botorch_loop.py",), ("botorch",)),
     Client("torchdiffeq", ("neural_ode.py",), ("torchdiffeq",)),
     Client("PyTorch Geometric", ("pyg_nodes.py",), ("torch_geometric",)),
