@@ -36,26 +36,40 @@ def current() -> Heartbeat | None:
 
 def join(store: Any, rank: int, size: int, options: Config) -> None:
     """Begin to beat, as a rank of the job whose default group has this store. Does nothing where that is so already."""
-    if size < 2 or not (options.heartbeat or options.checks_collectives):
-        return
-    if not is_shared(store):
-        return
     with _lock:
         known = current()
         if known is not None:
             if not known.has_stopped and known.is_of(distributed.group.WORLD):
                 return
-            known.stop()
-            if known.is_untold:
-                _failed.append(known)
-            order.forget(known)
+            _end(known)
+        if size < 2 or not (options.heartbeat or options.checks_collectives) or not is_shared(store):
+            return
         began = Heartbeat(store, rank, size, options)
+        if distributed.group.WORLD is not None:
+            began.is_of(distributed.group.WORLD)  # from now on, and of no other
         _current[:] = [began]
         began.start()
         if not _watched:
             call_at_exit(_ends)
             _watched.append(_chain_excepthook())
             note_codes()
+
+
+def begin_anew() -> None:
+    """A default group is about to be made: a job that there was is over, also if its heartbeat has not seen that yet,
+    which would take the new group for its own, and beat for ranks that listen elsewhere."""
+    with _lock:
+        known = current()
+        if known is not None:
+            _end(known)
+
+
+def _end(known: Heartbeat) -> None:
+    known.stop()
+    if known.is_untold:
+        _failed.append(known)
+    order.forget(known)
+    _current.clear()
 
 
 def join_default(options: Config) -> None:
@@ -82,9 +96,9 @@ def _ends() -> None:
         if error is not None:
             found.raised(error, _line_of(error.__traceback__))
         found.stop()
-        for beat in (*_failed, found):
-            if beat.is_untold:
-                fail_at_exit(beat.error("has come to its end"))
+    for beat in (*_failed, *_current):
+        if beat.pid == os.getpid() and beat.is_untold:
+            fail_at_exit(beat.error("has come to its end"))
 
 
 def _line_of(trace: TracebackType | None) -> str:
@@ -164,7 +178,7 @@ def refuse_if_failed(where: str) -> None:
         CollectivesDiffer: the ranks have called different ones.
     """
     found = current()
-    if found is not None and found.fault is not None:
+    if found is not None and found.fault is not None and found.is_of(distributed.group.WORLD):
         raise found.error(where)
 
 

@@ -284,6 +284,52 @@ def disk_full(c: Case) -> None:
 
 
 @case
+def a_job_before(c: Case) -> None:
+    """No fault: a short job, which all but rank 0 leave before their heartbeats have looked; in the next one they wait
+    for rank 0, which is slow."""
+    c.start()
+    with c.context():
+        if c.device == "cpu":  # where the first collective is what begins
+            c.step(0)
+    if c.rank == 0:
+        time.sleep(1.5)
+    dist.destroy_process_group()
+    c.store = dist.PrefixStore("second", c.store)
+    c.start()
+    with c.context():
+        if c.rank == 0:
+            time.sleep(3 * c.heartbeat)
+        c.step(1)
+    c.say("done")
+
+
+@case
+def go_on_without_it(c: Case) -> None:
+    """The others make a group without the one that is lost."""
+    import fused_eager
+
+    c.start()
+    with c.context():
+        try:
+            for number in range(STEPS):
+                if number == FAULT_AT:
+                    c.say("fault")
+                    if c.rank == c.victim:
+                        _die()
+                c.step(number)
+        except fused_eager.RankLost:
+            dist.destroy_process_group()
+        others = [rank for rank in range(c.world) if rank != c.victim]
+        c.rank, c.world, named = others.index(c.rank), len(others), c.rank
+        c.store = dist.PrefixStore("second", c.store)
+        c.start()
+        for number in range(STEPS):
+            c.step(number)
+        c.rank = named
+    c.say("done")
+
+
+@case
 def differ(c: Case) -> None:
     def step(number: int) -> None:
         if number == FAULT_AT and c.rank == c.victim:

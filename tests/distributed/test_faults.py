@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FINE = ("nothing", "slow", "slow_compile", "cache_removed", "disk_full", "store_removed")  # no rank is lost
+# No rank is lost.
+FINE = ("nothing", "slow", "slow_compile", "cache_removed", "disk_full", "a_job_before", "store_removed")
 LOST = (
     *("kill", "stop", "leave", "end_early", "throw", "kill_in_backward", "stop_in_backward", "store_gone"),
     *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
@@ -100,6 +101,14 @@ def test_what_is_no_fault(door: str) -> None:
         assert "aborts" not in "".join(result["errors"])
     for name, words in (("slow", "at "), ("slow_compile", "compiling 41 ops from train.py:7")):
         assert all(f"waiting for rank 2, {words}" in results[name]["errors"][rank] for rank in (0, 1, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_the_others_go_on_in_a_group_of_their_own(door: str) -> None:
+    (result,) = run([("go_on_without_it", door)], 4, 3.0)
+    assert [code for rank, code in enumerate(result["codes"]) if rank != 2] == [0, 0, 0], result["errors"]
+    assert all(said[-1] == "done" for rank, said in enumerate(result["said"]) if rank != 2), result["said"]
 
 
 @pytest.mark.slow

@@ -168,6 +168,8 @@ def backend(group: Any, _: Any) -> Any:
     """
     if not distributed.is_gloo_available():
         raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
+    if not distributed.is_initialized():
+        job.begin_anew()
     store, rank, size = group.store, group.group_rank, group.group_size
     ranks = list(group.global_ranks_in_group) or list(range(size))
     name = arrival.meet(store, ranks, ranks[rank], group.timeout)
