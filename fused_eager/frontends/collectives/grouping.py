@@ -114,7 +114,8 @@ def install(is_ours: IsOurs) -> None:
         parent = bound(*args, **kwargs).arguments.get("parent_pg") or module._world.default_pg
         return (_split if parent is not None and is_ours(parent) else split)(*args, **kwargs)
 
-    for home in (module, distributed, distributed.device_mesh):
+    homes: tuple[Any, ...] = (module, distributed, distributed.device_mesh)
+    for home in homes:
         home.split_group = split_group
     kind: Any = c10d.ProcessGroup
     start, end = kind._start_coalescing, kind._end_coalescing
