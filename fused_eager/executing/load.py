@@ -182,9 +182,18 @@ def _line(work: Work) -> Hashable:
 
 def _pays(work: Work, shapes: Hashable) -> bool:
     """Whether compiling a stream is worth its time, where the program waits for that."""
+    if not work.device.has_memory:
+        return work.config.mode == "fused" or not _may_be_fetched(work) or _pays_on_device(work, shapes)
     if work.config.compiles_all or LOG.budgets:
         return True
     return budget.pays_alone(work.nodes) if work.config.is_reproducible else budget.LINES.pays(work.nodes, shapes)
+
+
+def _pays_on_device(work: Work, shapes: Hashable) -> bool:
+    """The same of an op by itself on a device whose memory ATen cannot get at: on fetched values it may take longer
+    than is reckoned, so what it has taken so far counts."""
+    spent = SKELETONS.spent.get(shapes, 0.0)
+    return spent >= budget.compiling(work.nodes) + budget.REGION or budget.LINES.pays(work.nodes, shapes)
 
 
 def _of_any_length(stream: Stream, skeleton: Hashable, work: Work, unstable: bool) -> Ready | None:
@@ -328,10 +337,13 @@ def _on_aten(work: Work, shapes: Hashable, code: str, before: int | None = None)
 
 def _is_fetched(work: Work) -> bool:
     """Whether a device's stream is run by ATen, on values that are fetched for it."""
+    return _may_be_fetched(work) and fetching.is_cheaper(work.nodes, work.homes, work.live, work.device.link)
+
+
+def _may_be_fetched(work: Work) -> bool:
+    """Whether it may be: the options allow it, and ATen has kernels for it."""
     config = work.config
-    if config.islands != "allow" or config.is_reproducible or config.mode != "fused" or LOG.budgets:
-        return False
-    return _has_kernels(work.nodes) and fetching.is_cheaper(work.nodes, work.homes, work.live, work.device.link)
+    return config.islands == "allow" and not (config.is_reproducible or LOG.budgets) and _has_kernels(work.nodes)
 
 
 def _has_kernels(nodes: Iterable[Node]) -> bool:

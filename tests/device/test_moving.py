@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fused_eager import report
+from fused_eager.bounded import Bounded
+from fused_eager.executing import load
 from fused_eager.frontends.device.doors import DOORS, set_options
+from fused_eager.planning import budget
+from fused_eager.policy.hotness import SKELETONS, Skeletons
 
 from .compare import TPU
 
@@ -98,9 +103,9 @@ def test_a_draw_on_the_host_is_the_devices() -> None:
     assert torch.equal(op([5], 7, 0, dtype=torch.float32), on.cpu())
 
 
-def _growing(device: object) -> list[float]:
+def _growing(device: object, width: int = 6) -> list[float]:
     """A cache that grows by a row each round, read by all rounds after."""
-    x, out = torch.linspace(-1, 2, 6).to(device).view(1, 1, 6), []  # type: ignore[call-overload]
+    x, out = torch.linspace(-1, 2, width).to(device).view(1, 1, width), []  # type: ignore[call-overload]
     cache = x[:, :0]
     for _ in range(3 * ROUNDS):
         cache = torch.cat([cache, x], 1)
@@ -119,3 +124,37 @@ def test_what_keeps_growing_is_not_compiled_for_ever(islands: str) -> None:
         set_options(islands="allow")
     if islands == "allow":  # by what is left all further lengths run on the host
         assert report().compilations - before <= 6
+
+
+@pytest.mark.parametrize(("mode", "width"), [("strict", 7), ("debug", 9)])
+def test_what_keeps_growing_is_not_compiled_for_ever_op_by_op(
+    mode: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each op was, for each length."""
+    before, want = DOORS[0].stream.config.mode, _growing("cpu", width)
+    monkeypatch.setattr(budget.LINES, "further", budget.TOGETHER)  # the program has had many forms compiled
+    set_options(mode=mode)
+    try:
+        counts = [len(load.EXECUTABLES)]
+        for spent in (SKELETONS, _Spent()):  # what has taken ATen as long as it takes to compile is compiled
+            monkeypatch.setattr(load, "SKELETONS", spent)
+            assert _growing(TPU, width) == pytest.approx(want, rel=1e-5, abs=1e-5)
+            counts.append(len(load.EXECUTABLES))
+    finally:
+        set_options(mode=before)
+    few, all_of_them = counts[1] - counts[0], counts[2] - counts[0]
+    assert few <= 5 * budget.FEW and all_of_them >= 50
+
+
+class _Always(Bounded[Any, float]):
+    """Much, whatever is asked for."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return 1e9
+
+
+class _Spent(Skeletons):
+    """As if all that came had taken ATen long."""
+
+    def __init__(self) -> None:
+        super().__init__(spent=_Always(1))
