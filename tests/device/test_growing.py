@@ -45,9 +45,9 @@ def _compiled() -> int:
 def test_a_growing_cache_compiles_one_length_and_computes_all() -> None:
     want, before = _decode("cpu", 12), _compiled()
     assert_close(_decode(TPU, 12), want)
-    assert _compiled() - before <= 1
+    assert _compiled() - before <= 2, "the first round, which makes the cache, and one of those that follow"
     assert_close(_decode(TPU, 12), want)
-    assert _compiled() - before <= hotness.VARIANTS, "lengths that come again are compiled, up to a number"
+    assert _compiled() - before <= 1 + hotness.VARIANTS, "lengths that come again are compiled, up to a number"
 
 
 def test_ops_that_are_others_each_time_are_compiled_once_they_come_again() -> None:
