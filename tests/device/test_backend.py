@@ -83,7 +83,8 @@ def test_a_queue_is_torchs_own_kind() -> None:
 def test_each_thread_chooses_its_streams() -> None:
     first, second = torch.tpu.Stream(), torch.tpu.Stream()
     default = torch.tpu.default_stream()
-    assert len({first, second, default}) == 3 and torch.tpu.current_stream() == default
+    same = torch.tpu.Stream(stream_id=first.stream_id, device_index=0, device_type=first.device_type)
+    assert len({first, second, default, same}) == 3 and torch.tpu.current_stream() == default
     seen = []
     with torch.tpu.stream(first):
         with second, torch.tpu.stream(None):

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import comm, gather, scatter
 
+from fused_eager.frontends.device import replicas
+
 from .compare import TPU
 
 COUNT = torch.tpu.device_count()  # type: ignore[attr-defined]
@@ -99,3 +101,8 @@ def test_results_may_be_written_into_tensors() -> None:
 def test_what_does_not_fit_is_named(call: Any, what: str) -> None:
     with pytest.raises(RuntimeError, match=what):
         call()
+
+
+def test_what_is_on_no_device_is_left_to_a_build_for_cuda() -> None:
+    served = replicas._serving(lambda *args: "torch's", lambda *args: "ours")
+    assert served([torch.ones(2)], 0, None) == "torch's" and served([torch.ones(2, device=TPU)], 0, None) == "ours"

@@ -49,9 +49,18 @@ _NUMBERS = itertools.count(1)
 class Stream(torch.Stream):
     """A queue of a device's: a new one, or the one of a number, of which 0 is the default."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> Stream:
+    def __new__(
+        cls,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int = _KIND,
+    ) -> Stream:
         number = next(_NUMBERS) if stream_id is None else stream_id
-        made: Any = super().__new__(cls, stream_id=number, device_index=index_of(device), device_type=_KIND)
+        index = index_of(device if device_index is None else device_index)
+        made: Any = super().__new__(cls, stream_id=number, device_index=index, device_type=_KIND)
         return made  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:

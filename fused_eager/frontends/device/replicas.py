@@ -7,10 +7,12 @@ CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from fused_eager.fusion_rules.lowering import leaves
 
 from .doors import CURRENT, is_on_device
 
@@ -116,7 +118,7 @@ def _same_shape(t: Tensor, shape: Sequence[int], at: int) -> None:
         raise RuntimeError(f"Expected tensor {at} to have shape {list(shape)}, but got {list(t.shape)}")
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_broadcast": _broadcast,
     "_broadcast_out": _broadcast_out,
     "_broadcast_coalesced": _broadcast_coalesced,
@@ -128,9 +130,19 @@ _FUNCTIONS = {
 
 
 def register() -> None:
-    """Serve what `torch.nn.parallel.comm` calls. In a build for CUDA a process has one accelerator, which is ours."""
+    """Serve what `torch.nn.parallel.comm` calls. A build for CUDA has functions of its own, which go on to serve calls
+    with no tensor of the device."""
     for name, ours in _FUNCTIONS.items():
-        setattr(torch._C, name, ours)
+        torchs = getattr(torch._C, name, None)
+        setattr(torch._C, name, ours if torchs is None else _serving(torchs, ours))
+
+
+def _serving(torchs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        is_ours = any(isinstance(t, Tensor) and is_on_device(t) for t in leaves(args))
+        return (ours if is_ours else torchs)(*args)
+
+    return call
 
 
 __all__ = ["register"]
