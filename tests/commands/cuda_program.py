@@ -80,6 +80,21 @@ checkpoint(model, x.cuda(), use_reentrant=False).sum().backward()
 with torch.random.fork_rng():
     pass
 assert torch.cuda.device_count() == 1
+assert torch.cuda.get_device_properties(0).multi_processor_count >= 1
+several = nn.DataParallel(model).cuda()  # which looks at whether the devices are alike
+assert several(torch.randn(4, x.shape[1]).cuda()).device.type == sys.argv[1].partition(":")[0]
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    batch = x.cuda(non_blocking=True)
+    assert torch.cuda.current_stream() == side
+torch.cuda.current_stream().wait_stream(side)
+batch.record_stream(torch.cuda.current_stream())
+if torch.cuda.default_generators:  # there is a compiler
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    assert isinstance(generator, torch.Generator) and generator.device.type == batch.device.type
+    torch.cuda.default_generators[0].manual_seed(3)
+    assert torch.equal(torch.rand(2, device="cuda", generator=generator), torch.rand(2, device="cuda"))
+assert torch.Generator().device.type == "cpu"
 assert torch.cuda.get_device_name(device)
 assert torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated() > 0
 torch.cuda.empty_cache()

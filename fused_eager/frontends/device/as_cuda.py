@@ -106,6 +106,8 @@ def _changes(mode: Cuda, module: types.ModuleType) -> Iterator[tuple[Any, str, A
             yield torch.cuda, name, _translated(mode, getattr(module, name))
     for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "initial_seed"):
         yield torch.cuda.random, name, getattr(module, name)
+    yield torch.cuda, "default_generators", getattr(module, "default_generators", ())
+    yield torch, "Generator", _generators(mode, torch.Generator)
     yield torch.nn.Module, "cuda", lambda self, device=None: self.to(mode.place(device))
     for where, name, at, key, default in _BY_NAME:
         yield where, name, _reads(mode, getattr(where, name), at, key, default)
@@ -130,6 +132,20 @@ def _translated(mode: Cuda, function: Any) -> Any:
         return mode.call(function, args, kwargs)
 
     return called
+
+
+def _generators(mode: Cuda, torchs: Any) -> Any:
+    """`torch.Generator`, which may be given "cuda" and is the type of whatever torch's is the type of."""
+
+    class Kind(type(torchs)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torchs)
+
+    class Generator(torchs, metaclass=Kind):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return torchs(mode.there(device))
+
+    return Generator
 
 
 @contextmanager

@@ -93,10 +93,12 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_properties(device: Any = None) -> Any:
-    """Name, platform and memory of a device."""
+    """Name, platform and memory of a device; and what programs for CUDA read, (0, 0) as its version."""
     xla = _door(device).device.xla
-    total = mem_get_info(device)[1]
-    return types.SimpleNamespace(name=str(xla.device_kind), platform=xla.platform, total_memory=total, id=xla.id)
+    return types.SimpleNamespace(
+        name=str(xla.device_kind), platform=xla.platform, total_memory=mem_get_info(device)[1], id=xla.id,
+        multi_processor_count=int(getattr(xla, "core_count", None) or 1), major=0, minor=0,
+    )  # fmt: skip
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
