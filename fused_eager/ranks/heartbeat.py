@@ -35,7 +35,6 @@ BEATS = 8  # in the time after which a rank is lost
 MANY = 64  # ranks: where there are more, only the first of a group says for whom it waits
 WORKS = 0.2  # of a core: who takes more, or would if it were given it, is not silent for having stopped
 STUCK = 3.0  # seconds after which a wait that nothing has interrupted ends the process
-BINDS = 50  # looks for the group that is being made
 EXIT_CODE = 13
 GONE = "has ended, and with it the store by which ranks find each other"
 
@@ -319,10 +318,6 @@ class Heartbeat:
     # ---- the watcher --------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        for _ in range(BINDS):  # the group is about to be there
-            if self._world is not None or self._stopped.wait(0.02):
-                break
-            self.is_of(distributed.group.WORLD)
         busy, looks = 0.0, 0  # as of `Seen`: this process may have been stopped while it asked
         while not self._stopped.wait(self.period):
             if not self.is_of(distributed.group.WORLD):

@@ -52,6 +52,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
         if not _watched:
             call_at_exit(_ends)
             _watched.append(_chain_excepthook())
+            _follow_default_group()
             note_codes()
 
 
@@ -62,6 +63,24 @@ def begin_anew() -> None:
         known = current()
         if known is not None:
             _end(known)
+
+
+def _follow_default_group() -> None:
+    """Know at once where a default group begins and ends: a process that has left it may be gone in the next moment,
+    and is not to be taken for one that was killed."""
+    module: Any = distributed.distributed_c10d
+    original = module._update_default_pg
+
+    @functools.wraps(original)
+    def _update_default_pg(pg: Any) -> None:
+        original(pg)
+        known = current()
+        if known is not None and pg is None:
+            known.stop()
+        elif known is not None:
+            known.is_of(pg)
+
+    module._update_default_pg = _update_default_pg
 
 
 def _end(known: Heartbeat) -> None:

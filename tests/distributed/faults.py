@@ -304,6 +304,23 @@ def a_job_before(c: Case) -> None:
 
 
 @case
+def leave_in_order(c: Case) -> None:
+    """No fault: one has done its part, leaves its group, and is gone at once, while the others go on."""
+    c.start()
+    others = dist.new_group([rank for rank in range(c.world) if rank != c.victim])
+    with c.context():
+        c.step(0)
+        if c.rank == c.victim:
+            dist.destroy_process_group()
+            c.say("done")
+            os._exit(0)
+        for _ in range(4):
+            time.sleep(c.heartbeat / 3)
+            dist.all_reduce(torch.ones(3, device=c.device), group=others)
+    c.say("done")
+
+
+@case
 def go_on_without_it(c: Case) -> None:
     """The others make a group without the one that is lost."""
     import fused_eager

@@ -13,7 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # No rank is lost.
-FINE = ("nothing", "slow", "slow_compile", "cache_removed", "disk_full", "a_job_before", "store_removed")
+FINE = (
+    *("nothing", "slow", "slow_compile", "cache_removed", "disk_full", "a_job_before", "leave_in_order"),
+    "store_removed",
+)
 LOST = (
     *("kill", "stop", "leave", "end_early", "throw", "kill_in_backward", "stop_in_backward", "store_gone"),
     *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
