@@ -13,6 +13,7 @@ from jax.scipy import special as scipy_special
 
 from .elementwise import as_array, copysign, enter_binary, enter_unary, isnan, together, where
 from .lowering import Context
+from .platforms import Variants
 from .rule import OpClass, Promote, rule
 from .special_tables import ERFCX, LGAMMA
 
@@ -122,6 +123,8 @@ _BERNOULLI = tuple(
 )
 
 
+# A power of doubles, of which a TPU has none, is a thousand instructions there: eight of them took a minute to compile.
+BRIEF = Variants("zeta as one loop", any=False, tpu=True, why="doubles are emulated, and slow to compile")
 FAR = -32.0  # terms between there and zero: as many turns of a loop over all elements
 
 
@@ -135,13 +138,20 @@ def zeta(x: Any, q: Any) -> Any:
     def mirrored(x: Any, q: Any) -> Any:
         far = (q < FAR) & (q != lax.floor(q))
         part = where(far, -q - lax.floor(-q), as_array(0.5, q.dtype))
-        before, end, after = (_zeta_near(x, where(far, r, near)) for r, near in ((part, q), (1 - q, 1), (1 - part, 1)))
+        before, end, after = _zetas(x, where(far, part, q), where(far, 1 - q, 1), where(far, 1 - part, 1))
         odd = x - 2 * lax.floor(x * as_array(0.5, x.dtype)) == 1
         sums = where(odd, end - before, before - end) + after
         sums = where((x == 1) | (before == np.inf) & ~odd, np.inf, sums)
         return where(far, where(x == lax.floor(x), sums, np.nan), before)
 
-    return lax.cond((q < FAR).any(), mirrored, _zeta_near, x, q)
+    return mirrored(x, q) if BRIEF.here else lax.cond((q < FAR).any(), mirrored, _zeta_near, x, q)
+
+
+def _zetas(x: Any, *qs: Any) -> Any:
+    """`_zeta_near` for several q."""
+    if not BRIEF.here:
+        return tuple(_zeta_near(x, q) for q in qs)
+    return _zeta_near(jnp.stack([x] * len(qs)), jnp.stack(qs))
 
 
 def _zeta_near(x: Any, q: Any) -> Any:
@@ -153,26 +163,36 @@ def _zeta_near(x: Any, q: Any) -> Any:
     # What has no sum is answered below; from 10 on it would not loop.
     answered = (x <= 1) | ((q <= 0) & (whole | (x != lax.floor(x))))
     first = where(answered, 10, q)
-    start = lax.pow(first, -x)
 
     def going(state: tuple[Any, ...]) -> Any:
         i, a, *_ = state
-        return (i < 9) | (a <= 9).any()
+        return (i < 10) | (a <= 9).any()
 
     def turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
         i, a, term, total = state
-        active = (i < 9) | (a <= 9)
-        a = where(active, a + 1, a)
+        active = (i < 10) | (a <= 9)
+        a = where(active & (i > 0), a + 1, a)
         term = where(active, lax.pow(a, -x), term)
-        return i + 1, a, term, where(active, total + term, total)
+        return i + 1, a, term, where(i == 0, term, where(active, total + term, total))
 
-    _, a, term, total = lax.while_loop(going, turn, (jnp.zeros((), jnp.int64), first, jnp.zeros_like(q), start))
-    tail = term * a / (x - 1) - term / 2
-    rising, falling = x, term / a
-    for k, denominator in enumerate(_BERNOULLI):
-        tail = tail + rising * falling / as_array(denominator, x.dtype)
+    none = jnp.zeros_like(q)
+    _, a, term, total = lax.while_loop(going, turn, (jnp.zeros((), jnp.int64), first, none, none))
+
+    def corrected(k: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        tail, rising, falling = state
+        tail = tail + rising * falling / denominators[k]
         rising = rising * (x + (2 * k + 1)) * (x + (2 * k + 2))
-        falling = falling / (a * a)
+        return tail, rising, falling / (a * a)
+
+    denominators: Any = np.asarray(_BERNOULLI, x.dtype)
+    corrections = term * a / (x - 1) - term / 2, x, term / a
+    if BRIEF.here:
+        denominators = jnp.asarray(denominators)
+        tail, _, _ = lax.fori_loop(0, len(_BERNOULLI), corrected, corrections)
+    else:
+        for k in range(len(_BERNOULLI)):
+            corrections = corrected(k, corrections)
+        tail, _, _ = corrections
     total = where(lax.abs(term) < as_array(1.11e-16, x.dtype) * lax.abs(total), total, total + tail)
     pole = where(whole, np.inf, where(x != lax.floor(x), np.nan, total))
     total = where(q <= 0, pole, total)

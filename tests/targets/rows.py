@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 ONE_IN = 12  # rows of the sample
-DTYPES = ("float32", "bfloat16", "float16", "int32", "int64", "bool", "complex64", "float64", "complex128")
+DTYPES = (
+    "float32", "bfloat16", "float16", "int32", "int64", "int16", "int8", "uint8", "bool", "complex64", "float64", "complex128"
+)  # fmt: skip
 
 
 @dataclass
