@@ -12,7 +12,10 @@ from ..lowering import NoLowering, leaves
 from ..rule import RULES, Lowering, rule
 
 _NO_WIDE_FFT = "XLA has no Fourier transform of float64 on TPUs"
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "convolution", "_trilinear")
+_PRODUCTS = (
+    "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot", "matmul", "linear", "_addmm_activation",
+    "_foreach_mm", "convolution", "conv_tbc", "_trilinear", "affine_grid_generator",
+)  # fmt: skip
 _NO_WIDE_COMPLEX = "XLA has no complex128 on TPUs, in which a power of complex numbers is computed"
 _NO_INT64_PRODUCT = "XLA has no product of 64-bit integers on TPUs"
 _NO_WIDE_LU = "XLA has no LU decomposition of float64 on TPUs"

@@ -1,7 +1,7 @@
 """Every row of the fusion rules, lowered and compiled for a TPU by XLA's real compiler: `python -m tests.targets.rows`.
 
 The calls are those of torch's op corpus, forward and backward, recorded one op at a time and not run: one for each row
-and dtype.
+and dtype. Those that the corpus has no call of are called by hand (`calls`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ONE_IN = 12  # rows of the sample
 DTYPES = (
-    "float32", "bfloat16", "float16", "int32", "int64", "int16", "int8", "uint8", "bool", "complex64", "float64", "complex128"
+    "float32", "bfloat16", "float16", "int32", "int64", "int16", "int8", "uint8", "bool", "complex64",
+    "float64", "complex128",
 )  # fmt: skip
 
 
@@ -36,8 +38,12 @@ class Row:
 
 
 def recorded(names: Sequence[str], dtypes: Sequence[str], samples: int) -> dict[str, dict[str, Any]]:
-    """The calls of the rows, as computations by dtype: one for each. Of the entries named, or of all."""
+    """The calls of the rows, as computations by dtype: one for each. Of the entries and rows named, or of all.
+
+    Rows that the corpus has no call of, and those named, are called by hand.
+    """
     import torch
+    from fused_eager.fusion_rules import RULES
     from fused_eager.fusion_rules.rule import rule_for
 
     from fused_eager import fused_eager
@@ -69,6 +75,9 @@ def recorded(names: Sequence[str], dtypes: Sequence[str], samples: int) -> dict[
                     _run(info, dtype, grad, samples, fused_eager)
         for name in () if names else [name for name in dtypes if name in ("float32", "bfloat16")]:
             _run_lists(getattr(torch, name), fused_eager)
+        by_hand = [row for row in RULES if (row.removeprefix("aten.") in names if names else row not in calls)]
+        for name in dtypes if by_hand else ():
+            _run_by_hand(by_hand, getattr(torch, name), fused_eager, lambda row, name=name: name in calls.get(row, ()))
     finally:
         load.load_or_compile = real
     return calls
@@ -116,6 +125,30 @@ def _run_lists(dtype: Any, context: Any) -> None:
                 break
             except Exception as error:
                 skipped.append(error)
+
+
+def _run_by_hand(rows: Sequence[str], dtype: Any, context: Any, met: Callable[[str], bool]) -> None:
+    """Call rows until each is met: on CPU tensors, and on the device, which takes calls that ATen has for no CPU. Some
+    are met in inference mode alone."""
+    import torch
+
+    import fused_eager
+    from fused_eager.frontends.device.doors import set_options
+
+    from .calls import call_of
+
+    fused_eager.register("tpu")
+    set_options(mode="strict", cache="off")
+    refused: list[Exception] = []
+    for device, inference in (("cpu", False), ("tpu", False), ("cpu", True), ("tpu", True)):
+        door = context(mode="strict", progress=False, cache="off", native="never", compile="wait")
+        for row in [row for row in rows if not met(row)]:
+            try:
+                with torch.inference_mode(inference), door if device == "cpu" else nullcontext():
+                    call_of(row, dtype, device)
+                    fused_eager.sync()
+            except Exception as error:  # it is not for this dtype, or not for this device
+                refused.append(error)
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -180,7 +213,7 @@ def as_markdown(rows: Sequence[Row], known: Sequence[str]) -> str:
         if why not in everywhere
     ]
     lines += ["", "## Rows without a call", ""]
-    lines += [f"{len(without)} of {len(known)} rows have no call in the corpus.", ""]
+    lines += [f"{len(without)} of {len(known)} rows have no call in the corpus, and none by hand.", ""]
     return "\n".join([*lines, ", ".join(f"`{_plain(op)}`" for op in without)]) + "\n"
 
 
@@ -246,7 +279,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--write", metavar="FILE", help="the page about the rows")
     parser.add_argument("--read", nargs="*", metavar="FILE", help="compile nothing: take what earlier runs printed")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", help="entries of the corpus, or rows: those are called by hand")
     given = parser.parse_args()
     from fused_eager.xla import use_the_cpu_alone
 

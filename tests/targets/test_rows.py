@@ -8,13 +8,17 @@ import subprocess
 import sys
 
 import pytest
+from fused_eager.fusion_rules import RULES
 
 from fused_eager.targets import topology
 
+from .calls import BY_HAND
 from .rows import Row, as_markdown
 
-# One of each kind: elementwise, a product, a convolution, a norm, attention, a sort, a scan, a scatter, a loss.
+# One of each kind: elementwise, a product, a convolution, a norm, attention, a sort, a scan, a scatter, a loss. The last
+# ones are called by hand.
 FEW = ("nn.functional.gelu", "addmm", "nn.functional.conv2d", "nn.functional.layer_norm", "sort", "cumsum")
+FEW += ("_fused_sgd.default", "hann_window.default", "mm.dtype", "fused_eager.random_normal.default")
 
 
 @pytest.mark.skipif(bool(topology.obstacle()), reason=topology.obstacle() or "it is there")
@@ -25,6 +29,17 @@ def test_a_row_of_each_kind_compiles() -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and len(rows) > 5, done.stderr[-3000:]
     assert all(row["compiled"] and not row["refused"] for row in rows), rows
+
+
+def test_what_is_called_by_hand_is_a_row_and_is_recorded() -> None:
+    assert {op if op.startswith("fused_eager.") else f"aten.{op}" for op in BY_HAND} <= set(RULES)
+    program = """
+from tests.targets.rows import recorded
+print(*sorted(recorded(["_fused_sgd.default", "mm.dtype", "linear.default"], ["bfloat16"], 1)))
+"""  # ATen has the second for no CPU, and the last arrives whole in inference mode alone
+    environ = {**os.environ, "FUSED_EAGER_CACHE": "off", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
+    assert {"aten._fused_sgd.default", "aten.mm.dtype", "aten.linear.default"} <= set(done.stdout.split()), done.stderr
 
 
 def test_the_page_tells_what_was_refused_and_what_was_not_tried() -> None:

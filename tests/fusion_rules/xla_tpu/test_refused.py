@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import torch
 from fused_eager.fusion_rules import RULES
 from fused_eager.fusion_rules.platforms import lowering_for
+from fused_eager.fusion_rules.rule import OpClass
 from fused_eager.fusion_rules.xla_tpu.refused import REFUSED
 
 from fused_eager.compiling.compile import lower
@@ -16,6 +18,7 @@ from fused_eager.lowering.failed import NodeFailed
 from fused_eager.targets.device import TargetDevice
 from fused_eager.targets.target import Target
 from tests.streams import recorded
+from tests.targets.calls import call_of
 
 
 @pytest.mark.parametrize("op", REFUSED)
@@ -24,6 +27,20 @@ def test_each_is_a_row_for_tpus_alone(op: str) -> None:
     assert row.own["tpu"] is not row.lower and row.here is not row.own["tpu"]
     with lowering_for("tpu"):
         assert row.here is row.own["tpu"]
+
+
+PRODUCTS = [op for op, row in RULES.items() if row.cls is OpClass.CONTRACTION]
+PRODUCTS += [f"aten.{op}.default" for op in ("_foreach_mm", "conv_tbc", "convolution")]
+
+
+def test_whatever_multiplies_64_bit_integers_is_refused() -> None:
+    """XLA ends the compilation of the whole region over one such product."""
+    taken = []
+    for op in PRODUCTS:
+        with suppress(RuntimeError, IndexError, TypeError):  # ATen does not take them, either
+            call_of(op, torch.int64, "cpu")
+            taken.append(op.removeprefix("aten."))
+    assert "vdot.default" in taken and "convolution.default" in taken and set(taken) <= set(REFUSED)
 
 
 @pytest.mark.parametrize(("dtype", "refused"), [(torch.float32, False), (torch.float64, True)])
