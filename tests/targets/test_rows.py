@@ -15,7 +15,7 @@ from fused_eager.targets import topology
 from .calls import BY_HAND
 from .rows import Row, as_markdown
 
-# One of each kind: elementwise, a product, a convolution, a norm, attention, a sort, a scan, a scatter, a loss. The last
+# One of each kind: elementwise, a product, a convolution, a norm, a sort, a scan. The last
 # ones are called by hand.
 FEW = ("nn.functional.gelu", "addmm", "nn.functional.conv2d", "nn.functional.layer_norm", "sort", "cumsum")
 FEW += ("_fused_sgd.default", "hann_window.default", "mm.dtype", "fused_eager.random_normal.default")
