@@ -17,20 +17,25 @@ from typing import Any
 STEPS = ("mlp_adam_foreach", "mlp_adam_loop", "gpt_adamw", "resnet18_train_64", "resnet18_train_128")
 
 
-def run(name: str, steps: int = 4) -> None:
-    """The program that is forecast: a few steps of a workload, its tensors on the device."""
+def run(name: str, clear: bool, steps: int = 4) -> None:
+    """The program that is forecast: a few steps of a workload, its tensors on the device. `clear`: `zero_grad` comes
+    right after each optimizer's step, before the loss is read, so that nobody can read the gradients."""
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from benchmarks.workloads import WORKLOADS
 
     torch.set_default_device("tpu")
+    if clear:
+        register_optimizer_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
     step = WORKLOADS[name].build(lambda function: function)
     for _ in range(steps):
         step()
 
 
-def by_hand(name: str, target: str) -> float:
-    """What XLA's compiler expects of a workload's step in JAX, jitted whole. Raises KeyError: there is none."""
+def by_hand(name: str, target: str) -> tuple[float, float]:
+    """What XLA's compiler expects of a workload's step in JAX, jitted whole, and of the same with its gradients among
+    the results, as torch has them. Raises KeyError: there is none."""
     import jax
 
     from benchmarks import jax_steps
@@ -46,19 +51,31 @@ def by_hand(name: str, target: str) -> float:
     one = made[name.partition("_")[0]](**sizes)
     at = jax.sharding.SingleDeviceSharding(devices(Target.parse(target))[0])
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), (one.state, *one.batch))
-    cost = cost_of(jax.jit(one.step, donate_argnums=0).lower(*placed).compile())
-    return cost.seconds
+
+    def seconds(step: Callable[..., Any]) -> float:
+        return cost_of(jax.jit(step, donate_argnums=0).lower(*placed).compile()).seconds
+
+    return seconds(lambda *given: one.step(*given)[:2]), seconds(one.step)
 
 
-def forecast(name: str, target: str, jobs: int) -> dict[str, Any]:
+def forecast(name: str, target: str, jobs: int, clear: bool = False) -> dict[str, Any]:
     """What the command says of a workload's step."""
     command = [sys.executable, "-m", "fused_eager", "forecast", "--target", target, "--json", "--valueless"]
-    command += ["--jobs", str(jobs), "-m", "benchmarks.forecasts", "--step", name]
+    command += ["--jobs", str(jobs), "-m", "benchmarks.forecasts", "--step", name, *["--clear"] * clear]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def seconds_of(told: dict[str, Any]) -> dict[str, float]:
+    """The times of a forecast, by mode."""
+    return {mode["name"]: mode["seconds"] for mode in told["modes"]}
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f} us"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,29 +84,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default="v5e:2x2")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--step", help="run a few steps of one workload on the device: what is forecast")
+    parser.add_argument("--clear", action="store_true", help="with --step: clear the gradients after each step")
     parser.add_argument("workloads", nargs="*", default=list(STEPS))
     given = parser.parse_args(argv)
     if given.step:
-        run(given.step)
+        run(given.step, given.clear)
         return
     from fused_eager.xla import use_the_cpu_alone
 
     use_the_cpu_alone()
-    print("| step | strict | fused | whole | strict / fused | launches | by hand in JAX | fused / by hand |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| step | strict | fused | whole | strict / fused | launches | gradients cleared | by hand in JAX | and its "
+          "gradients returned | fused / that | cleared / by hand |")  # fmt: skip
+    print("|" + "---|" * 11)
     for name in given.workloads:
         told = forecast(name, given.target, given.jobs)
-        modes = {mode["name"]: mode for mode in told["modes"]}
-        strict, fused, whole = (modes[mode]["seconds"] for mode in ("strict", "fused", "whole"))
+        cleared = seconds_of(forecast(name, given.target, given.jobs, clear=True))["fused"]
+        strict, fused, whole = (seconds_of(told)[mode] for mode in ("strict", "fused", "whole"))
         try:
-            hand = by_hand(name, given.target)
-            beside = f"{1e6 * hand:.0f} us | {fused / hand:.2f}"
+            hand, returned = by_hand(name, given.target)
+            beside = f"{_us(hand)} | {_us(returned)} | {fused / returned:.2f} | {cleared / hand:.2f}"
         except KeyError:
-            beside = " | "
-        launches = f"{modes['strict']['launches']} to {modes['fused']['launches']}"
+            beside = " | | | "
+        launches = " to ".join(str(mode["launches"]) for mode in told["modes"] if mode["name"] != "whole")
         print(
-            f"| `{name}` | {1e6 * strict:.0f} us | {1e6 * fused:.0f} us | {1e6 * whole:.0f} us | {strict / fused:.2f} "
-            f"| {launches} | {beside} |",
+            f"| `{name}` | {_us(strict)} | {_us(fused)} | {_us(whole)} | {strict / fused:.2f} | {launches} "
+            f"| {_us(cleared)} | {beside} |",
             flush=True,
         )
         for region, why in told["failed"].items():

@@ -20,9 +20,10 @@ Tree = Any
 
 @dataclass(frozen=True)
 class JaxStep:
-    """`step(state, *batch)` gives the next state and the loss; `state` and `batch` are shapes and dtypes alone."""
+    """`step(state, *batch)` gives the next state, the loss and the gradients; `state` and `batch` are shapes and dtypes
+    alone."""
 
-    step: Callable[..., tuple[Tree, jax.Array]]
+    step: Callable[..., tuple[Tree, jax.Array, Tree]]
     state: Tree
     batch: tuple[Tree, ...]
 
@@ -64,11 +65,11 @@ def mlp(dim: int, batch: int) -> JaxStep:
             x = _apply(layer, jax.nn.gelu(x, approximate=False) if i else x)
         return jnp.mean((x - y) ** 2)
 
-    def step(state: Tree, x: jax.Array, y: jax.Array) -> tuple[Tree, jax.Array]:
+    def step(state: Tree, x: jax.Array, y: jax.Array) -> tuple[Tree, jax.Array, Tree]:
         loss, grads = jax.value_and_grad(loss_of)(state["params"], x, y)
         t = state["t"] + 1
         params, moments = _adam(state["params"], grads, state["moments"], t, 1e-4, 0.9, 0.999, 0.0)
-        return {"params": params, "moments": moments, "t": t}, loss
+        return {"params": params, "moments": moments, "t": t}, loss, grads
 
     return JaxStep(step, _with_moments([_linear(dim, dim)] * 3), (_floats(batch, dim), _floats(batch, dim)))
 
@@ -106,13 +107,13 @@ def gpt(layers: int, dim: int, seq: int, batch: int, vocab: int = 103, heads: in
         logits = jax.nn.log_softmax(normed(params["norm"], x) @ params["tokens"].T)
         return -jnp.take_along_axis(logits, targets[..., None], -1).mean()
 
-    def step(state: Tree, ids: jax.Array, targets: jax.Array, key: jax.Array, lr: jax.Array) -> tuple[Tree, jax.Array]:
+    def step(state: Tree, ids: jax.Array, targets: jax.Array, key: jax.Array, lr: jax.Array) -> Any:
         loss, grads = jax.value_and_grad(loss_of)(state["params"], ids, targets, key)
         size = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
         grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, 1.0 / (size + 1e-6)), grads)
         t = state["t"] + 1
         params, moments = _adam(state["params"], grads, state["moments"], t, lr, 0.9, 0.95, 0.1)
-        return {"params": params, "moments": moments, "t": t}, loss
+        return {"params": params, "moments": moments, "t": t}, loss, grads
 
     ids = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
     return JaxStep(step, _with_moments(params), (ids, ids, jax.ShapeDtypeStruct((2,), jnp.uint32), _floats()))
@@ -165,13 +166,13 @@ def resnet18(pixels: int, batch: int, width: int = 64, classes: int = 1000) -> J
         logits = jax.nn.log_softmax(_apply(params["head"], x.mean((1, 2))))
         return -jnp.take_along_axis(logits, labels[:, None], -1).mean(), {"stem": stem, "blocks": seen}
 
-    def step(state: Tree, images: jax.Array, labels: jax.Array) -> tuple[Tree, jax.Array]:
+    def step(state: Tree, images: jax.Array, labels: jax.Array) -> tuple[Tree, jax.Array, Tree]:
         (loss, running), grads = jax.value_and_grad(loss_of, has_aux=True)(
             state["params"], state["running"], images, labels
         )
         momentum = jax.tree.map(lambda m, g, p: 0.9 * m + g + 1e-4 * p, state["momentum"], grads, state["params"])
         params = jax.tree.map(lambda p, m: p - 1e-3 * m, state["params"], momentum)
-        return {"params": params, "running": running, "momentum": momentum}, loss
+        return {"params": params, "running": running, "momentum": momentum}, loss, grads
 
     state = {"params": params, "running": running, "momentum": params}
     return JaxStep(step, state, (_floats(batch, pixels, pixels, 3), jax.ShapeDtypeStruct((batch,), jnp.int32)))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from .elementwise import hidden
 from .lowering import Context
 from .platforms import variants
 from .precision import accumulator
@@ -90,11 +91,11 @@ def keep_axes(x: Any, axes: Axes) -> Any:
 def quotient(x: Any, n: Any) -> Any:
     """`x / n` for one number `n`, correctly rounded.
 
-    XLA multiplies by the reciprocal of a divisor that it sees to be one number, and then 49 / 49 is less than 1. Behind
-    a barrier it is an array like any other; the barrier is gone before loops are fused, so it costs nothing.
+    XLA multiplies by the reciprocal of a divisor that it sees to be one number, and then 49 / 49 is less than 1. Hidden
+    from it that is an array like any other.
     """
     n = np.asarray(n, x.dtype) if isinstance(n, (int, float)) else n.astype(x.dtype)
-    return lax.div(x, lax.optimization_barrier(lax.broadcast(n, x.shape)))
+    return lax.div(x, hidden(lax.broadcast(n, x.shape), x))
 
 
 @variants

@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .lowering import Context, NoLowering, cast, computation_dtype
+from .platforms import variants
 from .precision import rounded
 from .rule import OpClass, Promote, rule
 from .spec import JAX_DTYPE
@@ -84,17 +85,23 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return lax.select(spread(condition, shape), spread(a, shape), spread(b, shape))
 
 
+@variants
+def hidden(x: Any, beside: Any = None) -> Any:
+    """`x`, behind a barrier for XLA's algebra, which is gone before loops are fused, so it costs nothing."""
+    return lax.optimization_barrier(x)
+
+
 def divide(x: Any, y: Any) -> Any:
     """`x / y` for floats, correctly rounded, and for complex numbers as eager rounds it.
 
     XLA would multiply by the reciprocal of a divisor that it sees to be broadcast: 49 / 49 is less than 1 then, and
-    x / 1e38 is 0. And of `x / a / b` it would make `x / (a * b)`, where the product may be 0 or infinite. Behind
-    barriers they are arrays like any others; a barrier is gone before loops are fused, so it costs nothing.
+    x / 1e38 is 0. And of `x / a / b` it would make `x / (a * b)`, where the product may be 0 or infinite. Hidden from
+    it they are arrays like any others.
     """
     x, y = together(x, y)
     if kind(x) == "c":
         return _complex_quotient(x, y)
-    return lax.div(lax.optimization_barrier(x), lax.optimization_barrier(y))
+    return lax.div(hidden(x), hidden(y, x))
 
 
 def _complex_quotient(x: Any, y: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from . import trigonometry
-from .elementwise import as_array, copysign, divide, enter_unary, kind, where
+from .elementwise import as_array, copysign, divide, enter_unary, hidden, kind, where
 from .lowering import Context
 from .platforms import variants
 from .rule import OpClass, Promote, rule
@@ -69,12 +69,12 @@ def rsqrt(x: Any) -> Any:
 
 def _sqrt(x: Any) -> Any:
     """The root. Of a square XLA would make the absolute value, though the square is infinite."""
-    return lax.sqrt(lax.optimization_barrier(x))
+    return lax.sqrt(hidden(x))
 
 
 def _exp(x: Any) -> Any:
     """The exponential. Of a product of two XLA would make that of a sum, though one of them is infinite."""
-    return lax.optimization_barrier(lax.exp(x))
+    return hidden(lax.exp(x))
 
 
 def _log_in(base: float) -> Any:

@@ -13,16 +13,16 @@ import numpy as np
 from jax import lax
 
 from .axes import Axes, again, average, axis_of, count, moments, quotient, running, separated, sum_over, total, upcast
-from .elementwise import need, spread
+from .elementwise import hidden, need, spread
 from .lowering import Context
 from .rule import OpClass, rule
 
 
 def reciprocal_root(variance: Any, eps: float) -> Any:
     """`1 / sqrt(variance + eps)`, each step correctly rounded: XLA's own reciprocal root is one off on some processors,
-    and it makes one of the two steps unless a barrier keeps them apart.
+    and it makes one of the two steps unless it is kept from seeing both.
     """
-    root = lax.optimization_barrier(lax.sqrt(variance + np.asarray(eps, variance.dtype)))
+    root = hidden(lax.sqrt(variance + np.asarray(eps, variance.dtype)))
     return lax.div(lax.full_like(root, 1), root)
 
 
