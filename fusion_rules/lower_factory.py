@@ -17,6 +17,7 @@ from jax import lax
 from .axes import quotient, upcast
 from .elementwise import NUMBERS, as_array, convert, isnan, kind, need, where
 from .lowering import Context
+from .platforms import variants
 from .precision import rounded
 from .rule import OpClass, rule
 from .spec import JAX_DTYPE, Spec
@@ -101,6 +102,13 @@ def arange_from(cx: Context, start: Any, end: Any, step: Any = 1, **options: Any
     return _progression(cx, start, step)
 
 
+@variants
+def leading_half(x: Any) -> Any:
+    """The first half of the digits of float64 numbers."""
+    bits = lax.bitcast_convert_type(x, np.int64) & np.asarray(-1 << 27, np.int64)
+    return lax.bitcast_convert_type(bits, np.float64)
+
+
 def _contracted(step: Any, place: Any, offset: Any) -> Any:
     """`step * place + offset` rounded once, as ATen's vector code computes it; XLA does so here and not there.
 
@@ -109,8 +117,7 @@ def _contracted(step: Any, place: Any, offset: Any) -> Any:
     if step.dtype == np.float32:
         wide = step.astype(np.float64) * place + offset.astype(np.float64)
         return wide.astype(np.float32)
-    bits = lax.bitcast_convert_type(step, np.int64) & np.asarray(-1 << 27, np.int64)
-    high = lax.bitcast_convert_type(bits, np.float64)
+    high = leading_half(step)
     product, rest = high * place, (step - high) * place
     total = offset + product
     # What the sum has lost (Knuth's two-sum).

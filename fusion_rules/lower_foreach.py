@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from .elementwise import NUMBERS, convert, spread, where
+from .elementwise import NUMBERS, convert, kind, spread, where
 from .lower import lower
 from .lowering import Context, Hoisted, apply_rule
 from .rule import RULES, OpClass, rule
 
-_KINDS: dict[str, type] = {"b": bool, "i": int, "f": float}
+_KINDS: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "c": complex}
 
 
 def _number(x: Any) -> Any:
     """A hoisted number as the single-tensor row wants it: still a number to type promotion, not a 0-d tensor."""
-    return x if isinstance(x, NUMBERS) else Hoisted(x, _KINDS[np.dtype(x.dtype).kind])
+    return x if isinstance(x, NUMBERS) else Hoisted(x, _KINDS[kind(x)])
 
 
 def one(cx: Context, i: int, op: str, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .. import lower_factory
 from ..lowering import NoLowering, leaves
 from ..rule import RULES, Lowering, rule
 
@@ -62,6 +63,12 @@ REFUSED: Mapping[str, tuple[Callable[..., bool], str]] = {
     **dict.fromkeys(("pow.Scalar", "pow.Tensor_Tensor"), (_has_complex, _NO_WIDE_COMPLEX)),
     "frexp.Tensor": (_is_wide, "XLA takes no float64 apart on TPUs"),
 }
+
+
+@lower_factory.leading_half.on("tpu")
+def leading_half(x: Any) -> Any:
+    """Left to the host: on TPUs a float64 is two float32, and has no bits to be taken apart."""
+    raise NoLowering("XLA takes no float64 apart on TPUs")
 
 
 def _refusing(lower: Lowering, refuses: Callable[..., bool], why: str) -> Lowering:

@@ -98,6 +98,14 @@ def test_integers_stay_integers_beside_a_factor_with_a_fraction() -> None:
     assert_agrees(A._foreach_addcmul.Tensor, x, x, x, torch.tensor([2.7, -1.5]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64, torch.uint8, torch.float64], ids=str)
+def test_numbers_in_a_tensor_of_every_kind(dtype: torch.dtype) -> None:
+    x, numbers = [torch.ones(3).to(dtype), torch.ones(2, 2).to(dtype)], torch.tensor([2.7, 1.5]).to(dtype)
+    assert_agrees(A._foreach_addcmul.Tensor, x, x, x, numbers)
+    if dtype != torch.uint8:
+        assert_agrees(A._foreach_addcdiv.Tensor, x, x, x, numbers)
+
+
 @pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
 def test_ternary(name: str) -> None:
     packet, (x, y, z) = getattr(A, f"_foreach_{name}"), (tensors(i) for i in range(3))

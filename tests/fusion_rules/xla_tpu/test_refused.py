@@ -83,6 +83,7 @@ def test_complex128_is_refused_whatever_the_op(program: Any) -> None:
         (lambda: torch.ones(3, dtype=torch.int64).dot(torch.ones(3, dtype=torch.int64)), "product of 64-bit"),
         (lambda: torch.ones(3, dtype=torch.complex64) ** torch.ones(3, dtype=torch.complex64), "no complex128"),
         (lambda: torch.pow(2.0, torch.ones(3, dtype=torch.complex64)), "no complex128"),
+        (lambda: torch.linspace(0, 7, 5, dtype=torch.int32), "takes no float64 apart"),
         (lambda: torch.fft.fft(torch.ones(4, dtype=torch.float64)).real, "no"),
     ],
 )
