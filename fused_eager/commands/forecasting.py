@@ -26,6 +26,7 @@ from ..targets.links import LINKS
 from ..targets.target import Target, TargetError
 from ..targets.topology import NoCompiler
 from ..xla import use_the_cpu_alone
+from .pods import run as on_pods
 from .scaling import numbers, run
 from .warming import CannotRun, add_program, meet, target_of, warmed
 
@@ -68,6 +69,10 @@ def main(argv: list[str], prog: str) -> int:
     parser.add_argument(
         "--compute", type=float, default=1.0, help="with --ranks: how many times as long as here computing takes"
     )
+    parser.add_argument("--mesh", help="a step on all chips of a mesh of the target's instead, as data=64,model=16")
+    parser.add_argument(
+        "--split", help="with --mesh: the dimensions of the step's arguments that an axis divides, as 512=data"
+    )
     add_program(parser, needs_target=False)
     given = parser.parse_args(argv)
     if given.script is None:
@@ -79,6 +84,10 @@ def main(argv: list[str], prog: str) -> int:
         return run(given, prog)
     if given.target is None:
         parser.error("for which chips? give --target, or --ranks")
+    if (given.mesh is None) != (given.split is None):
+        parser.error("--mesh and --split go together: which axes there are, and what each divides")
+    if given.mesh:
+        return on_pods(given, prog)
     use_the_cpu_alone()
     try:
         target = target_of(given.target)

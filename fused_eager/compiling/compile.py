@@ -152,10 +152,11 @@ def trace(computation: Computation, bounds: bool, platform: str = "cpu") -> jax.
     from ..lowering.lower import Function
 
     with tracing_for(), lowering_for(platform):
-        return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*_arguments(computation))
+        return jax.make_jaxpr(Function(computation.nodes, computation.region, bounds))(*arguments_of(computation))
 
 
-def _arguments(computation: Computation, device: Device = HOST) -> list[jax.ShapeDtypeStruct]:
+def arguments_of(computation: Computation, device: Device = HOST) -> list[jax.ShapeDtypeStruct]:
+    """What a region's function takes, by shape and dtype: its inputs, then its numbers."""
     homes, kinds = computation.homes, computation.kinds
     on = None if device.has_memory else jax.sharding.SingleDeviceSharding(device.xla)
     arguments = [(homes[v][1], JAX_DTYPE[homes[v][0]]) for v in computation.region.inputs]
@@ -187,7 +188,7 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
     function = Function(computation.nodes, region, bounds)
     with tracing_for(device):
         scratch = wanted(region, homes, device)
-        avals = _arguments(computation, device)
+        avals = arguments_of(computation, device)
         avals += [jax.ShapeDtypeStruct(shape, JAX_DTYPE[dtype]) for dtype, shape in scratch]
         donated = (*region.donated, *range(len(avals) - len(scratch), len(avals)))
         traced, blocks = _of_bucket(function, computation, bounds) if computation.smaller else function, ""
@@ -224,7 +225,7 @@ def _of_bucket(function: Any, computation: Computation, bounds: bool) -> Any:
     from ..lowering.padding import padded
 
     def traced(function: Any, of: Computation) -> jax.core.ClosedJaxpr:
-        return jax.make_jaxpr(function)(*_arguments(replace(of, smaller=())))
+        return jax.make_jaxpr(function)(*arguments_of(replace(of, smaller=())))
 
     (low, least), (middle, between) = computation.smaller
     outputs = len(computation.region.outputs)
