@@ -17,17 +17,13 @@ from typing import Any
 STEPS = ("mlp_adam_foreach", "mlp_adam_loop", "gpt_adamw", "resnet18_train_64", "resnet18_train_128")
 
 
-def run(name: str, clear: bool, steps: int = 4) -> None:
-    """The program that is forecast: a few steps of a workload, its tensors on the device. `clear`: `zero_grad` comes
-    right after each optimizer's step, before the loss is read, so that nobody can read the gradients."""
+def run(name: str, steps: int = 4) -> None:
+    """The program that is forecast: a few steps of a workload, its tensors on the device."""
     import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from benchmarks.workloads import WORKLOADS
 
     torch.set_default_device("tpu")
-    if clear:
-        register_optimizer_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
     step = WORKLOADS[name].build(lambda function: function)
     for _ in range(steps):
         step()
@@ -58,20 +54,15 @@ def by_hand(name: str, target: str) -> tuple[float, float]:
     return seconds(lambda *given: one.step(*given)[:2]), seconds(one.step)
 
 
-def forecast(name: str, target: str, jobs: int, clear: bool = False) -> dict[str, Any]:
+def forecast(name: str, target: str, jobs: int) -> dict[str, Any]:
     """What the command says of a workload's step."""
     command = [sys.executable, "-m", "fused_eager", "forecast", "--target", target, "--json", "--valueless"]
-    command += ["--jobs", str(jobs), "-m", "benchmarks.forecasts", "--step", name, *["--clear"] * clear]
+    command += ["--jobs", str(jobs), "-m", "benchmarks.forecasts", "--step", name]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def seconds_of(told: dict[str, Any]) -> dict[str, float]:
-    """The times of a forecast, by mode."""
-    return {mode["name"]: mode["seconds"] for mode in told["modes"]}
 
 
 def _us(seconds: float) -> str:
@@ -84,31 +75,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default="v5e:2x2")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--step", help="run a few steps of one workload on the device: what is forecast")
-    parser.add_argument("--clear", action="store_true", help="with --step: clear the gradients after each step")
     parser.add_argument("workloads", nargs="*", default=list(STEPS))
     given = parser.parse_args(argv)
     if given.step:
-        run(given.step, given.clear)
+        run(given.step)
         return
     from fused_eager.xla import use_the_cpu_alone
 
     use_the_cpu_alone()
-    print("| step | strict | fused | whole | strict / fused | launches | gradients cleared | by hand in JAX | and its "
-          "gradients returned | fused / that | cleared / by hand |")  # fmt: skip
-    print("|" + "---|" * 11)
+    print("| step | strict | fused | whole | strict / fused | launches | by hand in JAX | fused / by hand | by hand, "
+          "gradients returned | fused / that |")  # fmt: skip
+    print("|" + "---|" * 10)
     for name in given.workloads:
         told = forecast(name, given.target, given.jobs)
-        cleared = seconds_of(forecast(name, given.target, given.jobs, clear=True))["fused"]
-        strict, fused, whole = (seconds_of(told)[mode] for mode in ("strict", "fused", "whole"))
+        modes = {mode["name"]: mode["seconds"] for mode in told["modes"]}
+        strict, fused, whole = (modes[mode] for mode in ("strict", "fused", "whole"))
         try:
             hand, returned = by_hand(name, given.target)
-            beside = f"{_us(hand)} | {_us(returned)} | {fused / returned:.2f} | {cleared / hand:.2f}"
+            beside = f"{_us(hand)} | {fused / hand:.2f} | {_us(returned)} | {fused / returned:.2f}"
         except KeyError:
             beside = " | | | "
         launches = " to ".join(str(mode["launches"]) for mode in told["modes"] if mode["name"] != "whole")
         print(
             f"| `{name}` | {_us(strict)} | {_us(fused)} | {_us(whole)} | {strict / fused:.2f} | {launches} "
-            f"| {_us(cleared)} | {beside} |",
+            f"| {beside} |",
             flush=True,
         )
         for region, why in told["failed"].items():

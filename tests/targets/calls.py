@@ -199,11 +199,12 @@ for _dims in (1, 2):
     for _end in (".default", "_backward.default"):
         BY_HAND[_plain + _end] = BY_HAND[_exact + _end]
 
-# Those that the host has no kernel of to refuse other dtypes.
+# Those of which there is no kernel of ATen's to refuse other dtypes.
 OF_FLOATS = (
     "_flash_attention_forward.default", "_flash_attention_backward.default", "_scaled_mm.default",
     "_scaled_mm_v2.default", "_fused_rms_norm_backward.default", "_masked_scale.default", "addmm.dtype", "mm.dtype",
-    "bmm.dtype", "baddbmm.dtype",
+    "bmm.dtype", "baddbmm.dtype", "glu_backward_jvp.default", "fused_eager.multinomial_of.default",
+    "fused_eager.random_exponential.default", "fused_eager.random_normal.default", "fused_eager.random_uniform.default",
 )  # fmt: skip
 
 # What an argument that has to be given gets, by its type in the schema.

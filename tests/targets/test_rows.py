@@ -13,7 +13,7 @@ from fused_eager.fusion_rules import RULES
 from fused_eager.targets import topology
 
 from .calls import BY_HAND
-from .rows import Row, as_markdown
+from .rows import Row, as_markdown, merged
 
 # One of each kind: elementwise, a product, a convolution, a norm, a sort, a scan. The last
 # ones are called by hand.
@@ -52,6 +52,11 @@ def test_the_page_tells_what_was_refused_and_what_was_not_tried() -> None:
     assert "| float32 | 1 | 1 | 2 |" in page and "`a.default` in float32 2 s" in page
     assert "| b.default | float32, int32 | no / such |" in page and "| a.default (v4:2x2x1) | bool | not here |" in page
     assert "1 of 3 rows have no call" in page and "`c.default`" in page
+
+
+def test_the_last_run_has_the_last_word_on_a_dtype() -> None:
+    (row,) = merged([Row("a", "t", {"bool": 1.0}, {"int8": "no"}), Row("a", "t", {"int8": 2.0}, {"bool": "no"})])
+    assert row.compiled == {"int8": 2.0} and row.refused == {"bool": "no"}
 
 
 def test_a_reason_that_most_rows_have_is_one_line() -> None:
