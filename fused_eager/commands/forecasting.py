@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ..targets.topology import NoCompiler
 from ..xla import use_the_cpu_alone
 from .pods import run as on_pods
 from .scaling import numbers, run
-from .warming import CannotRun, add_program, meet, target_of, warmed
+from .warming import CannotRun, add_program, give_up, meet, target_of, warmed
 
 
 def forecast(given: argparse.Namespace, target: Target, keeper: Keeper) -> tuple[Forecast, list[Cure], dict[str, str]]:
@@ -92,12 +91,8 @@ def main(argv: list[str], prog: str) -> int:
     try:
         target = target_of(given.target)
         made, found, failed = forecast(given, target, Keeper(resolve()))
-    except (OptionError, TargetError, NoCompiler) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except CannotRun as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 1
+    except (OptionError, TargetError, NoCompiler, CannotRun) as error:
+        return give_up(prog, error)
     if given.json:
         about = {
             "target": str(target),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from ..targets.mesh import Mesh
 from ..targets.target import Target, TargetError
 from ..targets.topology import NoCompiler
 from ..xla import use_the_cpu_alone
-from .warming import CannotRun, meet, target_of
+from .warming import CannotRun, give_up, meet, target_of
 
 BAR = 40
 
@@ -117,12 +116,8 @@ def run(given: argparse.Namespace, prog: str) -> int:
         link = LINKS["ici-v5p"] if name not in LINKS and given.link == "gloo" else Link.parse(name)
         met, about = meet(given, "whole")
         found = rows(list(steady(met, about["steps"]).values()), target, mesh, link, given.jobs)
-    except (TargetError, NoCompiler, ValueError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except CannotRun as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 1
+    except (TargetError, NoCompiler, ValueError, CannotRun) as error:
+        return give_up(prog, error)
     if given.json:
         told = [
             {"mesh": dict(row.mesh.axes), "seconds": row.step, "computing": row.computing, "sending": row.sending,

@@ -44,6 +44,13 @@ class CannotRun(Exception):
         self.code = code
 
 
+def give_up(prog: str, error: Exception) -> int:
+    """Say why a command cannot do what it was asked. Returns its exit code: 1 if the program has failed, 2 if what it
+    was given is wrong."""
+    print(f"{prog}: {error}", file=sys.stderr)
+    return 1 if isinstance(error, CannotRun) else 2
+
+
 @dataclass
 class Warmed:
     """What `warm` did: regions met, found in the cache, made; seconds of compiling and bytes; what failed and why."""
@@ -193,12 +200,8 @@ def main(argv: list[str], prog: str) -> int:
             rows = [met for mode in modes for met in meet(given, mode)[0]]
         for met in rows:
             found.setdefault(met.key or met.name, met)
-    except (OptionError, TargetError, LogError, OSError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except CannotRun as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 1
+    except (OptionError, TargetError, LogError, OSError, CannotRun) as error:
+        return give_up(prog, error)
     done = warmed(list(found.values()), target, keeper, given.jobs)
     print(json.dumps(vars(done), indent=2) if given.json else done)
     return 1 if done.failed else 0
