@@ -89,6 +89,24 @@ class Cache:
         """`lookup` that counts neither a hit nor a miss: for polling."""
         return self._search(key)[0]
 
+    def spread(self, key: Key) -> Entry | Miss:
+        """`peek`, and the entry goes into the slower tiers that this process may write and that have no good one. A
+        Miss too where one of them does not take it as it is: it needs a signature that the entry has not."""
+        found = self.peek(key)
+        if isinstance(found, Miss):
+            return found
+        labels = [tier.label for tier in self.tiers]
+        slower = [tier for tier in self.tiers[labels.index(found.tier) + 1 :] if not self._no_write(tier)]
+        lacking = [tier for tier in slower if not isinstance(self._read(tier, key), Found)]
+        if any(tier.needs_signature and self.keyring.refusal(found.manifest) for tier in lacking):
+            return Miss(key, "unsigned")
+        if lacking:
+            near = self._read(self.tiers[labels.index(found.tier)], key)
+            if not isinstance(near, Found):
+                return Miss(key, near.code)
+            self._fill(lacking, key, near)
+        return found
+
     def publish(
         self,
         key: Key,

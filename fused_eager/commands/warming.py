@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fused_eager.cache import Entry, Key
+from fused_eager.cache import Entry, Key, LocalStore
+from fused_eager.cache.store import CODES
 
 from ..compiling.caching import Keeper
 from ..compiling.cross import Cost, Crossed, Refusal
@@ -53,7 +54,8 @@ def give_up(prog: str, error: Exception) -> int:
 
 @dataclass
 class Warmed:
-    """What `warm` did: regions met, found in the cache, made; seconds of compiling and bytes; what failed and why."""
+    """What `warm` did: regions met, found in the cache, made; seconds of compiling and bytes; what failed and why; and
+    the stores of the cache."""
 
     regions: int = 0
     hits: int = 0
@@ -62,12 +64,14 @@ class Warmed:
     seconds: float = 0.0
     bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    stores: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [
             f"{self.regions} regions: {self.hits} were there already, {self.made} compiled in {self.compiling:.0f} s "
             f"of the compiler's ({self.bytes / 2**20:.1f} MB), {len(self.failed)} failed; {self.seconds:.0f} s in all"
         ]
+        lines += [f"  cache: {', '.join(self.stores)}"] if self.stores else []
         lines += [f"  {name}: {why}" for name, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -142,7 +146,7 @@ def warmed(
     done.failed.update({met.name: f"it has no key: {met.why}" for met in found if met.key is None})
     missing = []
     for key in names:
-        entry = keeper.cache.peek(key)
+        entry = keeper.cache.spread(key)  # what is in this host's folder alone is of no use to the others
         cost = entry.manifest.metadata.get("cost") if isinstance(entry, Entry) else None
         if isinstance(entry, Entry) and (costs is None or cost is not None or "executable" not in entry.blobs):
             done.hits += 1
@@ -166,8 +170,25 @@ def warmed(
             done.failed[names[key].name] = outcome.reason
     if not keeper.flush(300.0):
         done.failed["the cache"] = "a shared store did not take what was compiled within five minutes"
+    done.stores, unkept = _stores(keeper)
+    done.failed.update(unkept)
     done.seconds = time.monotonic() - began
     return done
+
+
+def _stores(keeper: Keeper) -> tuple[list[str], dict[str, str]]:
+    """The stores that entries were looked for and kept in; and which of them did not keep some, with the reason."""
+    stores, failed = [], {}
+    counts = keeper.cache.stats()
+    for tier in keeper.cache.tiers:
+        name = str(tier.store.root) if isinstance(tier.store, LocalStore) else tier.label
+        is_unsigned = tier.needs_signature and not keeper.cache.keyring.can_sign
+        stores.append(name + (" (only read: option 'cache_keys' has no key that signs)" if is_unsigned else ""))
+        for what, n in counts[tier.label].items():
+            if what.startswith("write-failed:"):
+                code = what.removeprefix("write-failed:")
+                failed[f"the cache {name}"] = f"{n:.0f} entries were not kept: {CODES.get(code, code)}"
+    return stores, failed
 
 
 def main(argv: list[str], prog: str) -> int:

@@ -124,7 +124,7 @@ def warm(keeper: Keeper, key: Key) -> str:
     try:
         here = key_here(key, keeper.salt)
         keeper.describe_here()
-        if not isinstance(keeper.cache.peek(here), Miss):
+        if not isinstance(keeper.cache.spread(here), Miss):  # in the shared stores as well
             return "there already"
         computation = to_computation(key.parts["region"])
         with _default_dtype(key):

@@ -70,6 +70,21 @@ def test_publish_then_hit_in_every_tier(tmp_path):
     json.dumps(stats)
 
 
+def test_what_is_in_the_folder_alone_is_spread_to_the_shared_stores(tmp_path):
+    shared = MemoryStore(label="shared")
+    make(tmp_path).publish(KEY, BLOBS)
+    cache = make(tmp_path, shared)
+    assert isinstance(cache.peek(KEY), Entry) and cache.flush(10) and not shared.exists(f"ac/{KEY.digest}")
+    assert isinstance(cache.spread(KEY), Entry) and cache.flush(10)
+    assert make(tmp_path / "another host", shared).lookup(KEY).blobs == BLOBS
+    assert isinstance(make(tmp_path).spread(Key({"region": 2})), Miss)
+    # A store that wants a signature which the entry has not: whoever asked makes it anew, and signs that.
+    make(tmp_path / "unsigned", keyring=load_keyring(b"")).publish(KEY, BLOBS)
+    for writer, keyring in ((True, WRITER), (False, load_keyring(b""))):
+        found = make(tmp_path / "unsigned", MemoryStore(label="of others"), keyring=keyring).spread(KEY)
+        assert isinstance(found, Miss if writer else Entry)
+
+
 def test_publishing_again_replaces_the_metadata(tmp_path):
     cache = make(tmp_path, MemoryStore(label="shared"))
     cache.publish(KEY, BLOBS, metadata={"choice": "xla"})

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fused_eager.cache import Key
+from fused_eager.cache import Key, generate
 
 from fused_eager.commands import warming
 from fused_eager.compiling.caching import Keeper
@@ -174,3 +174,32 @@ def test_what_cannot_be_compiled_is_told_and_what_no_process_could_is_kept(
     costs: dict[Key, Cost] = {}
     assert warming.warmed(found, Target.parse("v5e:1"), keeper, 1, costs).hits == 2
     assert costs == {keys[0]: crossed.cost}
+
+
+def test_what_this_host_alone_has_goes_to_the_shared_store_and_what_no_store_takes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = Met(Key({"region": 1}), "region 1")
+    crossed = Crossed({"executable": b"code"}, 1.5, 0.5, Cost(1e-3, 2, 3.0, 4.0, 5, 6, 7, 8))
+    monkeypatch.setattr(warming, "crossed", lambda missing, *a: [(key, crossed) for key in missing])
+    keys = tmp_path / "keys"
+    keys.write_text(generate("hmac-sha256")["writer"])
+
+    def warmed(**options: object) -> warming.Warmed:
+        keeper = Keeper(resolve({"cache_dir": str(tmp_path / "own"), **options}))
+        return warming.warmed([met], Target.parse("v5e:1"), keeper, 1)
+
+    shared = {"cache": str(tmp_path / "shared"), "cache_keys": str(keys)}
+    assert warmed(cache="").made == 1
+    assert warmed(**shared).made == 1, "the one in the folder is not signed"
+    done = warmed(**shared)
+    assert (done.hits, done.made) == (1, 0) and f"cache: {tmp_path / 'own'}, {tmp_path / 'shared'}" in str(done)
+    elsewhere = warmed(**shared, cache_dir=str(tmp_path / "another host's"))
+    assert (elsewhere.hits, elsewhere.made) == (1, 0)
+    # The folder has it signed, and the second store has not.
+    assert warmed(cache=str(tmp_path / "second"), cache_keys=str(keys)).hits == 1
+    assert list((tmp_path / "second" / "ac").iterdir())
+    assert "option 'cache_keys' has no key that signs" in str(warmed(cache=str(tmp_path / "third")))
+    (tmp_path / "file").write_text("")
+    refused = warmed(cache="", cache_dir=str(tmp_path / "file"))
+    assert "1 entries were not kept" in refused.failed[f"the cache {tmp_path / 'file'}"]
