@@ -321,3 +321,32 @@ def test_the_accelerators_current_device_is_the_devices() -> None:
     assert torch.tpu.current_device() == 0
     with pytest.raises(RuntimeError, match="no device 9"):
         torch.accelerator.set_device_index(9)
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0])
+
+
+def test_a_name_without_a_number_means_the_current_device_in_every_call() -> None:
+    """Torch itself takes number 0 in some of them."""
+    last, name = torch.tpu.device_count() - 1, torch.device("tpu")
+    with torch.tpu.device(last):
+        made = [
+            torch.ones(2).to("tpu"), torch.ones(2).to(name), torch.ones(2).to(device="tpu"), torch.ones(2).tpu(),
+            torch.ones(2).to("tpu", torch.float64), torch.tensor([1.0], device="tpu"), torch.ones(2, device="tpu"),
+            torch.as_tensor([1.0], device=name), torch.nn.Linear(2, 2).to("tpu").weight, torch.rand(2, device="tpu"),
+            torch.compile(lambda x: x.to("tpu") + torch.tensor([1.0], device="tpu"))(torch.ones(2)),
+        ]  # fmt: skip
+        with name:
+            made += [torch.tensor([1.0]), torch.ones(2)]
+        assert {t.get_device() for t in made} == {last}
+        assert torch.ones(2).to("tpu:0").get_device() == torch.tensor([1.0], device="tpu:0").get_device() == 0
+        assert torch.ones(2).to(torch.float64).is_cpu and torch.tensor([1.0]).is_cpu
+        assert torch.jit.script(scripted_later)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert scripted(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert torch.ones(2).to("tpu").get_device() == torch.tensor([1.0], device="tpu").get_device() == 0
+
+
+def scripted_later(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0])

@@ -127,7 +127,21 @@ class Door:
 
 FUSES = "TORCH_TPU_DEFER_AND_FUSE"
 DOORS: list[Door] = []
-CURRENT = [0]  # the device that is meant where none is named
+WATCHES: list[Callable[[], None]] = []  # called once, when another device than number 0 is meant
+
+
+class _Current(list[int]):
+    """The number of the device that is meant where none is named, alone in a list."""
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if value and WATCHES:
+            calls, WATCHES[:] = list(WATCHES), []
+            for call in calls:
+                call()
+        super().__setitem__(at, value)
+
+
+CURRENT = _Current([0])
 _forked = [False]
 
 

@@ -29,7 +29,20 @@ from ..collectives import kernels as collectives
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
-from . import autocast, backend, dynamo, exchange, following, kernels, lightning, listed, random, replicas, storages
+from . import (
+    autocast,
+    backend,
+    dynamo,
+    exchange,
+    following,
+    kernels,
+    lightning,
+    listed,
+    meant,
+    random,
+    replicas,
+    storages,
+)
 from .doors import CURRENT, DOORS, Door, device_options, refuse_here, stepped, write_report
 from .guard import Guard, raising_what_was_taken
 
@@ -75,6 +88,7 @@ def register(name: str = DEFAULT) -> int:
         autocast.register()
         exchange.register()
         replicas.register()
+        meant.watch(name)
         dynamo.serve_the_default()
         listed.enter(name)
         collectives.register(name)
