@@ -35,6 +35,8 @@ IDLE = 0.2  # of a core: a process that takes less of it waits
 _BACKWARD = os.path.join(_TORCH, "autograd", "graph.py")
 
 
+_DECORATES = "typing_extensions.py"  # torch marks functions as deprecated with it
+
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = sysconfig.get_path("platlib") + os.sep  # inside of it
 
@@ -42,7 +44,9 @@ _INSTALLED = sysconfig.get_path("platlib") + os.sep  # inside of it
 @functools.lru_cache(1024)
 def is_programs(file: str) -> bool:
     """Whether code of this file is the program's: not torch's, ours, or the standard library's."""
-    return not site.is_internal(file) and (not file.startswith(_STANDARD) or file.startswith(_INSTALLED))
+    if site.is_internal(file) or os.path.basename(file) == _DECORATES:
+        return False
+    return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,9 @@ class Place:
     group: Any = None
 
 
-def place(detailed: bool = False) -> Place:
-    """Where the main thread is now. With `detailed`, the group of the collective is looked for, too."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+def place(detailed: bool = False, thread: int | None = None) -> Place:
+    """Where the main thread is now, or another one. With `detailed`, the group of the collective is looked for, too."""
+    frame: FrameType | None = sys._current_frames().get(thread or threading.main_thread().ident or 0)
     line, collective, is_sure, group = "?", "", False, None
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
