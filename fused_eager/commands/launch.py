@@ -25,7 +25,7 @@ from ..folder import FOLDER
 
 # Frames that lead to a program: ours, and Python's own way of starting and finding modules (not frozen before 3.11).
 _OURS = (FOLDER, "<frozen ", runpy.__file__, importlib.util.__file__)
-_WITH_VALUE = ("--device", "--mode", "--option")
+_WITH_VALUE = ("--device", "--mode", "--option", "--ranks-in-process")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -57,8 +57,8 @@ def _mode(text: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} [--device NAME] [--cuda-is-tpu] [--mode MODE] [--option NAME=VALUE]... [--report] "
-        "(SCRIPT | -m MODULE) [ARG...]",
+        usage=f"{prog} [--device NAME] [--cuda-is-tpu] [--ranks-in-process N] [--mode MODE] [--option NAME=VALUE]... "
+        "[--report] (SCRIPT | -m MODULE) [ARG...]",
         description="Run a Python program under fused_eager(), unmodified. What follows its name is the program's.",
         allow_abbrev=False,
     )
@@ -71,6 +71,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--cuda-is-tpu",
         action="store_true",
         help="where the program says cuda, it gets that device (for programs in which the name is written down)",
+    )
+    parser.add_argument(
+        "--ranks-in-process",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run the program once for each of N ranks, as torchrun --nproc-per-node N does, but as threads of this "
+        "process that take turns, each with a device of its own",
     )
     parser.add_argument("--mode", type=_mode, help=f"{OPTIONS['mode'].kind.words} (default: the environment's)")
     parser.add_argument(
@@ -198,20 +206,32 @@ def _context(device: str | None, cuda: bool, options: dict[str, Any]) -> Abstrac
     return cuda_is(device)
 
 
+def _run_ranks(program: Callable[[], None], ranks: int) -> None:
+    """Run the program once for each rank of this process."""
+    from ..frontends.collectives import threads
+
+    threads.run(lambda rank: program(), ranks, [os.path.abspath(sys.path[0] or os.curdir)])
+
+
 def main(argv: list[str], prog: str) -> int:
     """Run the program that `argv` names. Returns 0, 1 for a module or 2 for a file or an option that cannot be used;
     `SystemExit` and whatever the program raises pass through."""
     ours, theirs = split(argv)
     arguments = _parser(prog).parse_args(ours)
-    options = dict(arguments.option)
+    options, ranks = dict(arguments.option), arguments.ranks_in_process
     if arguments.mode is not None:
         options["mode"] = arguments.mode
+    if ranks and arguments.device is None and not arguments.cuda_is_tpu:
+        print(f"{prog}: --ranks-in-process is for a device: add --device tpu", file=sys.stderr)
+        return 2
     try:
         resolve(options)
         program = prepare(arguments.script, arguments.module, theirs)
     except (OptionError, FileNotFoundError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
+    if ranks:
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # where the CPU stands in, there are as many devices
 
     import fused_eager
 
@@ -221,7 +241,7 @@ def main(argv: list[str], prog: str) -> int:
     try:
         with _context(arguments.device, arguments.cuda_is_tpu, options):
             entered = True
-            program()
+            _run_ranks(program, ranks) if ranks else program()
     except SystemExit:
         raise
     except BaseException as error:

@@ -40,6 +40,11 @@ ADVICE = {
     "branch that only some ranks take",
 }
 
+END = (
+    "The process groups of this process have been aborted: let it end, with an exit code other than 0, and start all "
+    "ranks again from the last checkpoint (torchrun --max-restarts does)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -64,15 +69,11 @@ class Fault:
         who = "" if self.rank is None else f"rank {self.rank} "
         return who + self.text + (f"; its last line: {self.line}" if self.line else "")
 
-    def error(self, own: int, where: str) -> FusedEagerError:
-        """The error that rank `own` raises, which is at `where`."""
+    def error(self, own: int, where: str, end: str = END) -> FusedEagerError:
+        """The error that rank `own` raises, which is at `where`. `end`: what becomes of its process."""
         kind: type[FusedEagerError] = CollectivesDiffer if self.kind == "differ" else RankLost
         waits = f"Rank {own} {where}. " if where else ""
-        end = (
-            "The process groups of this process have been aborted: let it end, with an exit code other than 0, and "
-            f"start all ranks again from the last checkpoint (torchrun --max-restarts does). See {HELP}"
-        )
-        error = kind(f"{self.short()}. {waits}{ADVICE[self.kind]}. {end}")
+        error = kind(f"{self.short()}. {waits}{ADVICE[self.kind]}. {end}. See {HELP}")
         if isinstance(error, RankLost):
             error.rank, error.line = self.rank, self.line or None
         return error

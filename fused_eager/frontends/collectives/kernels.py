@@ -34,6 +34,7 @@ from ..device.doors import DOORS
 from ..device.transfers import is_ours
 from . import grouping, lacking, reducers
 from .arriving import ArrivingWork
+from .promised import of_a_cut
 
 Tensor = torch.Tensor
 
@@ -43,7 +44,7 @@ class Copies:
 
     def __init__(self, row: Collective, place: Site):
         self.row = row
-        self.reason = Reason("sync.collective", row.op, place)
+        self.reason = Reason("sync.collective", of_a_cut(row.op), place)
         # By the identity of a tensor: it, where it lay when it was given (it may be laid elsewhere until the results
         # are there), its twin. What is read alone has a twin of its own: the same tensor may be written, too.
         self._read: dict[int, tuple[Tensor, Tensor, Tensor]] = {}

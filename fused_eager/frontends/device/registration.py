@@ -26,6 +26,7 @@ from ...quiet import as_kernel, uncompiled
 from ...ranks import job
 from ...xla import start
 from ..collectives import kernels as collectives
+from ..collectives import offered
 from ..context import shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
@@ -83,6 +84,7 @@ def register(name: str = DEFAULT) -> int:
         platform = devices[0].platform
         following.register(name, backend.module(name, platform == "cpu"), Guard())
         sys.modules[f"torch.{name}.pallas"] = getattr(torch, name).pallas = _Pallas(f"torch.{name}.pallas")
+        sys.modules[f"torch.{name}.distributed"] = getattr(torch, name).distributed = offered.module(name)
         _patch()
         kernels.register()
         autocast.register()

@@ -210,7 +210,7 @@ def sharded_the_former_way(d: str) -> Any:
     model = FullyShardedDataParallel(
         words("cpu"), auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
         sync_module_states=d != "cpu",  # torch has it for accelerators
-        device_id=torch.device(d, 0) if d != "cpu" else torch.device("cpu"),
+        device_id=torch.device(d, torch.tpu.current_device()) if d != "cpu" else torch.device("cpu"),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     losses = []
