@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("explain", "commands.explain", "run a program, say what became of each of its lines", True),
     Command("config", "config", "print every option: value, origin, environment variable, help"),
     Command("cache", "commands.housekeeping", "the compile cache: list, explain, verify, clean, export, warm"),
-    Command("warm", "commands.warming", "compile a program's regions for TPUs that are not here, into the cache", True),
-    Command("forecast", "commands.forecasting", "say what a program's step would take on TPUs that are not here", True),
+    Command("warm", "commands.warming", "compile a program's regions for TPUs that are not here, into the cache"),
+    Command("forecast", "commands.forecasting", "say what a program's step would take on TPUs that are not here"),
     Command("export", "commands.export", "write a program of torch.export's as one that plain JAX runs"),
     Command("ops", "commands.ops", "say which of torch's ops run through XLA, and why others do not"),
     Command("bug-report", "commands.bug_report", "run a program and put what a report of a bug needs into a zip file"),
@@ -63,6 +64,11 @@ def _run(command: Command, argv: list[str], prog: str) -> int:
         # Whoever read this has seen enough (`| head`); at its end the interpreter flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        if command.runs:
+            raise
+        print(f"\n{prog} {command.name}: stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def main(argv: list[str] | None = None) -> int:

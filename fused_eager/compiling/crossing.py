@@ -8,10 +8,13 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fused_eager.cache import Key
 
@@ -25,10 +28,19 @@ _FATAL = re.compile(r"F\d{4} ")  # as Google's log has it
 
 
 def _begin(folder: str) -> None:
-    """In a new worker: what XLA says before it ends the process goes into a file."""
+    """In a new worker: what XLA says before it ends the process goes into a file, and it ends with its parent."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     use_the_cpu_alone()
     said = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(said, 2)
+
+
+def _end_with_parent() -> None:
+    """A worker holds both ends of the pipes to its parent, so it would wait for a dead one for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def crossed(
@@ -63,7 +75,7 @@ def _together(
     global _last_words
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="fused-eager-crossing-") as folder:
-        with concurrent.futures.ProcessPoolExecutor(min(jobs, len(keys)), context, _begin, (folder,)) as pool:
+        with _pool(min(jobs, len(keys)), context, folder) as pool:
             waiting, asked = list(keys)[::-1], dict[concurrent.futures.Future[Outcome], Key]()
             broken = False
             while (waiting and not broken) or asked:
@@ -85,6 +97,19 @@ def _together(
                         yield key, outcome
         if broken:
             _last_words = _said(Path(folder))
+
+
+@contextmanager
+def _pool(jobs: int, context: Any, folder: str) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes that compile. Where the body is left early, as by a Ctrl-C, they are ended: a region may take minutes,
+    and XLA heeds no signal."""
+    with concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (folder,)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.kill()
+            raise
 
 
 def _said(folder: Path) -> str:

@@ -307,3 +307,17 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_a_command_that_is_stopped_says_so_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(argv: list[str], prog: str) -> int:
+        raise KeyboardInterrupt
+
+    for name in ("warm", "forecast"):
+        command = next(command for command in cli.COMMANDS if command.name == name)
+        monkeypatch.setattr(importlib.import_module(f"fused_eager.{command.module}"), "main", stopped)
+        assert cli.main([name]) == 128 + signal.SIGINT
+        said = capsys.readouterr().err
+        assert said.endswith(f"{name}: stopped\n") and "Traceback" not in said

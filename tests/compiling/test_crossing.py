@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fused_eager.cache import Key
@@ -39,6 +44,41 @@ def test_what_ends_the_process_is_refused_with_its_last_words_and_the_others_are
         else:
             assert outcome.reason == f"made {number} for v5e:1x1"
     assert capfd.readouterr().err == ""
+
+
+def waits(key: Key, target: Target) -> Refusal:
+    """In the place of the compiler: it takes minutes, and heeds no Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(key.parts["file"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(300)
+    return Refusal("")
+
+
+def _compiles(file: str) -> None:
+    list(crossing.crossed([Key({"file": file})], V5E, 1, waits))
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_what_is_stopped_leaves_no_process_behind(end: signal.Signals, tmp_path: Path) -> None:
+    file = tmp_path / "worker"
+    do = f"if __name__ == '__main__': _compiles({str(file)!r})"
+    (tmp_path / "program.py").write_text(f"from tests.compiling.test_crossing import _compiles\n{do}")
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], env=environ, stderr=subprocess.PIPE)
+    until(lambda: file.exists() and file.read_text().endswith("\n"))
+    worker = int(file.read_text())
+    parent.send_signal(end)
+    said = parent.communicate(timeout=60)[1].decode()
+    assert parent.returncode == -end and ("KeyboardInterrupt" in said or end == signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{worker}").exists() or Path(f"/proc/{worker}/stat").read_text().split()[2] == "Z")
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
 
 
 def test_nothing_starts_nothing() -> None:
