@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..compiling.cross import Cost
 from ..compiling.met import Met
 from ..config import OptionError, resolve
 from ..reporting.cures import Cure, cures
-from ..reporting.forecast import LIMITS, Forecast, come_late, of_mode, ops_alone, shared_out
+from ..reporting.forecast import LIMITS, Forecast, come_late, of_mode, ops_alone, shared_out, steady
 from ..reporting.forecast_views import as_html, as_text
 from ..targets.links import LINKS
 from ..targets.target import Target, TargetError
@@ -32,10 +33,12 @@ from .warming import CannotRun, add_program, give_up, meet, target_of, warmed
 
 def forecast(given: argparse.Namespace, target: Target, keeper: Keeper) -> tuple[Forecast, list[Cure], dict[str, str]]:
     """The forecast of a program, what would make it faster, and what could not be compiled. Raises CannotRun."""
-    met: dict[str, tuple[list[Met], dict[str, Any]]] = {mode: meet(given, mode) for mode in LIMITS}
-    every = {m.key: m for found, _ in met.values() for m in found}
+    modes = [mode for mode in LIMITS if mode != "whole" or not given.no_whole]
+    met: dict[str, tuple[list[Met], dict[str, Any]]] = {mode: meet(given, mode) for mode in modes}
+    # What the program does before its steps, as initialising, is in no figure.
+    step = {name: m for found, told in met.values() for name, (m, _) in steady(found, told["steps"]).items()}
     costs: dict[Key, Cost] = {}
-    done = warmed(list(every.values()), target, keeper, given.jobs, costs)
+    done = warmed(list(step.values()), target, keeper, given.jobs, costs)
     found, about = met["fused"]
     steps = about["steps"]
     alone = ops_alone(met["strict"][0], met["strict"][1]["steps"], costs)
@@ -72,14 +75,18 @@ def main(argv: list[str], prog: str) -> int:
     parser.add_argument(
         "--split", help="with --mesh: the dimensions of the step's arguments that an axis divides, as 512=data"
     )
+    parser.add_argument(
+        "--no-whole", action="store_true", help="leave out the row 'whole': its regions are large, and compile longest"
+    )
     add_program(parser, needs_target=False)
     given = parser.parse_args(argv)
     if given.script is None:
         parser.error("which program? give SCRIPT")
     if given.ranks:
-        for name in ("target", "html", "valueless"):
+        for name in ("target", "html", "valueless", "mesh", "split", "no_whole"):
             if getattr(given, name):
-                parser.error(f"--{name} is not for --ranks: what a rank computes is measured (--compute changes it)")
+                flag = name.replace("_", "-")
+                parser.error(f"--{flag} is not for --ranks: what a rank computes is measured (--compute changes it)")
         return run(given, prog)
     if given.target is None:
         parser.error("for which chips? give --target, or --ranks")
@@ -90,8 +97,10 @@ def main(argv: list[str], prog: str) -> int:
     use_the_cpu_alone()
     try:
         target = target_of(given.target)
+        if given.html and not os.access(Path(given.html).resolve().parent, os.W_OK):
+            raise FileNotFoundError(f"--html {given.html}: there is no folder that can be written to")
         made, found, failed = forecast(given, target, Keeper(resolve()))
-    except (OptionError, TargetError, NoCompiler, CannotRun) as error:
+    except (OptionError, TargetError, NoCompiler, OSError, CannotRun) as error:
         return give_up(prog, error)
     if given.json:
         about = {

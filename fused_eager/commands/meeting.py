@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .launch import hide_our_frames, prepare
+from .launch import hide_our_frames, prepare, users_part
 
 
 class Enough(BaseException):
@@ -31,7 +31,10 @@ def run_steps(program: Callable[[], object]) -> int:
         pass
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, ImportError) and users_part(error.__traceback__) is None:  # there is no such module
+            print(error, file=sys.stderr)
+            return 1
         hide_our_frames()
         raise
     return 0

@@ -116,7 +116,7 @@ def run(given: argparse.Namespace, prog: str) -> int:
         link = LINKS["ici-v5p"] if name not in LINKS and given.link == "gloo" else Link.parse(name)
         met, about = meet(given, "whole")
         found = rows(list(steady(met, about["steps"]).values()), target, mesh, link, given.jobs)
-    except (TargetError, NoCompiler, ValueError, CannotRun) as error:
+    except (TargetError, NoCompiler, ValueError, OSError, CannotRun) as error:
         return give_up(prog, error)
     if given.json:
         told = [

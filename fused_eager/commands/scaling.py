@@ -14,7 +14,7 @@ from ..reporting.scaling import Rehearsal, Scaling, predict
 from ..targets.links import Link, LinkError
 from .link_times import CannotMeasure, measured
 from .rehearsing import WARM
-from .warming import CannotRun
+from .warming import CannotRun, check_program
 
 DIVIDED = re.compile(r"\{(\d+)/ranks\}")
 NOTES = (
@@ -74,7 +74,8 @@ def rehearse(given: argparse.Namespace, ranks: int) -> Rehearsal:
 
 
 def scale(given: argparse.Namespace) -> Scaling:
-    """The prediction. Raises CannotRun, CannotScale, LinkError, CannotMeasure."""
+    """The prediction. Raises CannotRun, CannotScale, LinkError, CannotMeasure, or FileNotFoundError: no program."""
+    check_program(given)
     for ranks in given.ranks:
         arguments_for(given.arguments, ranks)
     link = link_of(given.link)
@@ -87,7 +88,7 @@ def run(given: argparse.Namespace, prog: str) -> int:
     """The command; returns the exit code."""
     try:
         made = scale(given)
-    except (LinkError, CannotScale) as error:
+    except (LinkError, CannotScale, FileNotFoundError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except (CannotRun, CannotMeasure) as error:

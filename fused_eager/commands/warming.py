@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,12 @@ class Warmed:
 def add_program(parser: argparse.ArgumentParser, needs_target: bool = True) -> None:
     """The arguments of a command that runs somebody's program for a target."""
     parser.add_argument("--target", required=needs_target, help="the chips, as v5e:2x2, v5p:4x4x4 or v6e:8")
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run; 0: to the end (default: 3)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile (default: cores)")
+    parser.add_argument(
+        "--steps", type=partial(_whole, least=0), default=3, help="optimizer steps to run; 0: to the end (default: 3)"
+    )
+    parser.add_argument(
+        "--jobs", type=_whole, default=os.cpu_count() or 1, help="processes that compile (default: cores)"
+    )
     parser.add_argument(
         "--valueless",
         action="store_true",
@@ -92,6 +97,13 @@ def add_program(parser: argparse.ArgumentParser, needs_target: bool = True) -> N
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG")
 
 
+def _whole(text: str, least: int = 1) -> int:
+    """A whole number of a command line's. Raises argparse's error."""
+    if not text.strip().isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+    return int(text)
+
+
 def target_of(text: str) -> Target:
     """The target that a text names, for which there is a compiler here. Raises TargetError, NoCompiler."""
     found = Target.parse(text)
@@ -101,8 +113,17 @@ def target_of(text: str) -> Target:
     return found
 
 
+def check_program(given: argparse.Namespace) -> None:
+    """Raises FileNotFoundError: the command line names a program that is not there. (Whether a module is, only its
+    import tells.)"""
+    if not given.module and not os.path.exists(given.script):
+        raise FileNotFoundError(f"there is no file {given.script!r}")
+
+
 def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, Any]]:
-    """Run the program in a process of its own, and return the regions that it met. Raises CannotRun."""
+    """Run the program in a process of its own, and return the regions that it met. Raises CannotRun, or
+    FileNotFoundError: there is no such program."""
+    check_program(given)
     with tempfile.TemporaryDirectory(prefix="fused-eager-met-") as folder:
         to = Path(folder, "met.jsonl")
         command = [sys.executable, "-m", "fused_eager.commands.meeting", "--target", given.target, "--mode", mode]

@@ -65,11 +65,12 @@ class Target:
         """
         found = _FORM.fullmatch(text.strip().lower())
         if found is None:
-            raise TargetError(f"{text!r} is no target: write a chip and its topology, as v5e:2x2, v5p:2x2x1 or v6e:8")
+            form = f"write a chip ({', '.join(CHIPS)}) and its topology, as v5e:2x2, v5p:2x2x1 or v6e:8"
+            raise TargetError(f"{text!r} is no target: {form}")
         generation, shape = found.group(1), tuple(int(n) for n in found.group(2).split("x"))
         if generation not in CHIPS:
             near = difflib.get_close_matches(generation, CHIPS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise TargetError(f"there is no chip {generation!r} (in {text!r}){hint} Known: {', '.join(CHIPS)}")
         chip = CHIPS[generation]
         if 0 in shape:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fused_eager.cache import Key, generate
 
-from fused_eager.commands import warming
+from fused_eager.commands import forecasting, launch, meeting, warming
 from fused_eager.compiling.caching import Keeper
 from fused_eager.compiling.cross import Cost, Crossed, Refusal
 from fused_eager.compiling.key_text import packed
@@ -104,10 +105,56 @@ def test_without_its_compiler_it_says_what_to_install(
     assert "pip install 'fused-eager[tpu]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [warming.main, forecasting.main])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--target", "v9:2"], "no chip 'v9'"),
+        (["--jobs", "0", "x.py"], "argument --jobs: '0' is not a whole number from 1 on"),
+        (["--steps", "-1", "x.py"], "argument --steps: '-1' is not a whole number from 0 on"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    command: Callable[[list[str], str], int], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(["--target", "v5e:2x2", *arguments], "it")
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (warming.main, ["--target", "v5e:2x2"]),
+        (forecasting.main, ["--target", "v5e:2x2"]),
+        (forecasting.main, ["--target", "v5e:2x2", "--mesh", "data=2,model=2", "--split", "8=data"]),
+        (forecasting.main, ["--ranks", "2", "--link", "dcn"]),
+    ],
+)
+def test_a_program_that_is_not_there_is_named(
+    command: Callable[[list[str], str], int], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+    assert command([*arguments, str(tmp_path / "none.py")], "it") == 2
+    assert capfd.readouterr().err == f"it: there is no file {str(tmp_path / 'none.py')!r}\n"
+    page = str(tmp_path / "no folder" / "page.html")
+    assert forecasting.main(["--target", "v5e:2x2", "--html", page, __file__], "it") == 2
+    assert capfd.readouterr().err == f"it: --html {page}: there is no folder that can be written to\n"
+
+
+def test_a_module_that_is_not_there_is_named_without_our_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    assert meeting.run_steps(launch.prepare(None, "no_such_module", [])) == 1
+    assert capsys.readouterr().err == "No module named no_such_module\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "v9:2"], "no chip 'v9' (in 'v9:2'). Known: v4, v5e"),
+        (["--target", "gpu:2"], "no chip 'gpu' (in 'gpu:2'). Known: v4, v5e"),
+        (["--target", "v5e"], "'v5e' is no target: write a chip (v4, v5e"),
         (["--target", "v5e:2x2", "--modes", "fast"], "--modes is 'fast'; allowed: fused, strict, debug"),
         (["--target", "v5e:2x2"], "the cache is off"),  # as the tests have it
     ],

@@ -34,8 +34,8 @@ def test_a_text_names_a_target_and_a_target_backoffs_it(text: str, name: str) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "write a chip and its topology, as v5e:2x2"),
-        ("v5e", "write a chip and its topology"),
+        ("", "write a chip .v4, .*tpu7x. and its topology, as v5e:2x2"),
+        ("v5e", "write a chip .v4, v5e.* and its topology"),
         ("v5:2x2", "no chip 'v5'.*did you mean v5[ep]\\?.*Known: v4"),
         ("v5e:2x2x1", "2 dimensions, as 2x2"),
         ("v5p:2x2", "3 dimensions, as 2x2x1"),
