@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ..compiling.met import Met
 from ..compiling.pods import Collective, OnPod, by_kind, on_pod
 from ..reporting.forecast import steady
 from ..targets.links import LINKS, Link
-from ..targets.mesh import Mesh
+from ..targets.mesh import GROWS, Mesh
 from ..targets.target import Target, TargetError
 from ..targets.topology import NoCompiler
 from ..xla import use_the_cpu_alone
@@ -46,41 +46,54 @@ class Row:
         return self.computing + self.sending
 
 
-def rows(found: Sequence[tuple[Met, int]], target: Target, mesh: Mesh, link: Link, jobs: int) -> list[Row]:
-    """The step's regions on ever more chips."""
-    made = []
-    for some in mesh.smaller():
-        bar = Bar(len(found), f"compiling for {some.chips} chips of {target}")
-        outcomes: dict[Any, OnPod] = {}
-        failed = {met.name: f"it has no key: {met.why}" for met, _ in found if met.key is None}
-        names = {met.key: met.name for met, _ in found if met.key is not None}
-        for key, outcome in crossed(list(names), target, jobs, partial(on_pod, mesh=some)):  # type: ignore[arg-type]
-            bar.step(isinstance(outcome, Refusal))
-            if isinstance(outcome, Refusal):
-                failed[names[key]] = outcome.reason
-            else:
-                outcomes[key] = outcome  # type: ignore[assignment]
-        done = [(outcomes[met.key], n) for met, n in found if met.key in outcomes]
-        sent = [c for outcome, n in done for c in outcome.collectives * n]
-        made.append(
-            Row(
-                some,
-                sum(n * outcome.cost.seconds for outcome, n in done),
-                sum(c.seconds(link) for c in sent),
-                max((outcome.cost.memory for outcome, _ in done), default=0),
-                sent,
-                sum(outcome.divided for outcome, _ in done),
-                failed,
-            )
-        )
-    return made
+def row(found: Sequence[tuple[Met, int]], target: Target, mesh: Mesh, link: Link, jobs: int) -> Row:
+    """The step's regions on the chips of a mesh."""
+    bar = Bar(len(found), f"compiling for {mesh.chips} chips of {target}")
+    outcomes: dict[Any, OnPod] = {}
+    failed = {met.name: f"it has no key: {met.why}" for met, _ in found if met.key is None}
+    names = {met.key: met.name for met, _ in found if met.key is not None}
+    for key, outcome in crossed(list(names), target, jobs, partial(on_pod, mesh=mesh)):  # type: ignore[arg-type]
+        bar.step(isinstance(outcome, Refusal))
+        if isinstance(outcome, Refusal):
+            failed[names[key]] = outcome.reason
+        else:
+            outcomes[key] = outcome  # type: ignore[assignment]
+    done = [(outcomes[met.key], n) for met, n in found if met.key in outcomes]
+    sent = [c for outcome, n in done for c in outcome.collectives * n]
+    return Row(
+        mesh,
+        sum(n * outcome.cost.seconds for outcome, n in done),
+        sum(c.seconds(link) for c in sent),
+        max((outcome.cost.memory for outcome, _ in done), default=0),
+        sent,
+        sum(outcome.divided for outcome, _ in done),
+        failed,
+    )
 
 
-def as_text(target: Target, found: Sequence[Row], link: Link) -> str:
-    """The table, and how the step shrinks with the chips."""
+def rows(given: argparse.Namespace, target: Target, mesh: Mesh, link: Link) -> Iterator[Row]:
+    """The step on ever more chips. Where an argument grows with an axis, the program is run for each number of them.
+
+    Raises:
+        CannotRun, FileNotFoundError: as `meet`.
+        TargetError: an argument grows with an axis that the mesh has not, or its size cannot be divided.
+    """
+    meshes = [Mesh.parse(str(some), given.split) for some in mesh.smaller()]
+    arguments = [[some.grown(argument) for argument in given.arguments] for some in meshes]
+    found: list[tuple[Met, int]] = []
+    for some, theirs in zip(meshes, arguments, strict=True):
+        if not found or theirs != arguments[0]:
+            met, about = meet(argparse.Namespace(**{**vars(given), "arguments": theirs}), "whole")
+            found = list(steady(met, about["steps"]).values())
+        yield row(found, target, some, link, given.jobs)
+
+
+def as_text(target: Target, found: Sequence[Row], link: Link, grows: bool = False) -> str:
+    """The table, and how the step shrinks with the chips, or (`grows`) how far it stays the same."""
     first, last = found[0], found[-1]
+    work = "each with its own work (weak scaling)" if grows else "its work divided among them (strong scaling)"
     lines = [
-        f"One step on chips of {target}, its work divided among them (strong scaling), as XLA's compiler expects it.",
+        f"One step on chips of {target}, {work}, as XLA's compiler expects it.",
         f"{last.divided} arguments are divided, all others are on each chip. Sending does not overlap with computing.",
         f"{link.name}: {link.source}.",
         "",
@@ -89,7 +102,8 @@ def as_text(target: Target, found: Sequence[Row], link: Link) -> str:
     ]
     for row in found:
         told = ", ".join(f"{n} {kind} {b / 2**20:.3g} MB" for kind, (n, b) in sorted(by_kind(row.collectives).items()))
-        gain = first.step * first.mesh.chips / (row.step * row.mesh.chips) if row.step else 0.0
+        gain = first.step / row.step if row.step else 0.0
+        gain *= 1 if grows else first.mesh.chips / row.mesh.chips
         lines.append(
             f"{row.mesh.chips:>6}  {row.mesh!s:<20}{_us(row.step):>11}{_us(row.computing):>11}{_us(row.sending):>11}"
             f"{row.memory / 2**20:>8.4g} MB{row.memory / target.chip.hbm:>8.0%}{gain:>11.0%}  {told}"
@@ -114,8 +128,7 @@ def run(given: argparse.Namespace, prog: str) -> int:
         target, mesh = target_of(given.target), Mesh.parse(given.mesh, given.split)
         name = f"ici-{target.generation}" if given.link == "gloo" else given.link
         link = LINKS["ici-v5p"] if name not in LINKS and given.link == "gloo" else Link.parse(name)
-        met, about = meet(given, "whole")
-        found = rows(list(steady(met, about["steps"]).values()), target, mesh, link, given.jobs)
+        found = list(rows(given, target, mesh, link))
     except (TargetError, NoCompiler, ValueError, OSError, CannotRun) as error:
         return give_up(prog, error)
     if given.json:
@@ -127,5 +140,5 @@ def run(given: argparse.Namespace, prog: str) -> int:
         ]  # fmt: skip
         print(json.dumps(told, indent=2))
     else:
-        print(as_text(target, found, link))
+        print(as_text(target, found, link, any(map(GROWS.search, given.arguments))))
     return 0

@@ -39,10 +39,10 @@ MODES = ("fused", "strict", "debug")
 
 
 class CannotRun(Exception):
-    """The program ended with an error; the number is its exit code."""
+    """The program ended with an error; the number is its exit code. Or it ended well, and `why` says what it lacks."""
 
-    def __init__(self, code: int):
-        super().__init__(f"the program ended with exit code {code}")
+    def __init__(self, code: int, why: str = ""):
+        super().__init__(why or f"the program ended with exit code {code}")
         self.code = code
 
 
@@ -133,7 +133,10 @@ def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, Any
         code = subprocess.run(command, stdout=sys.stderr).returncode
         if code or not to.exists():
             raise CannotRun(code)
-        return read(to)
+        found, about = read(to)
+    if not found:
+        raise CannotRun(0, "the program computes nothing on the device 'tpu'; has it an option such as --device tpu?")
+    return found, about
 
 
 def from_logs(files: Sequence[str], target: Target, salt: str) -> tuple[list[Met], str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .target import TargetError
+
+GROWS = re.compile(r"\{(\d+)\*(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,10 @@ class Mesh:
         """
         try:
             named = tuple((name.strip(), int(n)) for name, n in (part.split("=") for part in axes.split(",")))
+            split = cls(named).grown(split)
             sizes = tuple((int(n), name.strip()) for n, name in (part.split("=") for part in split.split(",")))
+        except TargetError:
+            raise
         except ValueError:
             raise TargetError(
                 f"--mesh {axes} --split {split}: write axes with their sizes, and sizes of dimensions with the axes "
@@ -63,6 +69,21 @@ class Mesh:
         while sizes[-1] > 1:
             sizes.append(max(sizes[-1] // 4, 1))
         yield from (replace(self, axes=((name, size), *others)) for size in reversed(sizes))
+
+    def grown(self, text: str) -> str:
+        """A text with the products in it that grow with an axis: of a mesh with `data=4`, `{64*data}` is 256.
+
+        Raises:
+            TargetError: it names an axis that the mesh has not.
+        """
+        sizes = dict(self.axes)
+
+        def product(found: re.Match[str]) -> str:
+            if found[2] not in sizes:
+                raise TargetError(f"{found[0]}: the mesh has no axis {found[2]!r}, only {', '.join(sizes)}")
+            return str(int(found[1]) * sizes[found[2]])
+
+        return GROWS.sub(product, text)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={n}" for name, n in self.axes)

@@ -25,7 +25,8 @@ class Chip:
     """One generation of chips: public figures, for one *device* of JAX's (of TPU v4 and v7 a chip is two).
 
     `kind` is what JAX calls it. `flops` are bfloat16 operations a second, `hbm` is its memory in bytes, `bandwidth`
-    what that moves in bytes a second. `dimensions` are those of its network, `host` the chips of one host.
+    what that moves in bytes a second. `dimensions` are those of its network, `host` the chips of one host, `pod` those
+    of the largest slice.
     """
 
     kind: str
@@ -34,16 +35,17 @@ class Chip:
     bandwidth: float
     dimensions: int
     host: tuple[int, ...]
+    pod: tuple[int, ...]
 
 
 # From cloud.google.com/tpu/docs, the page of each generation.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
-        "v4": Chip("TPU v4", 275e12 / 2, 32 << 29, 1228e9 / 2, 3, (2, 2, 1)),
-        "v5e": Chip("TPU v5 lite", 197e12, 16 << 30, 819e9, 2, (2, 2)),
-        "v5p": Chip("TPU v5", 459e12, 95 << 30, 2765e9, 3, (2, 2, 1)),
-        "v6e": Chip("TPU v6 lite", 918e12, 32 << 30, 1640e9, 2, (2, 2)),
-        "tpu7x": Chip("TPU7x", 2307e12 / 2, 192 << 29, 7380e9 / 2, 3, (2, 2, 1)),
+        "v4": Chip("TPU v4", 275e12 / 2, 32 << 29, 1228e9 / 2, 3, (2, 2, 1), (16, 16, 16)),
+        "v5e": Chip("TPU v5 lite", 197e12, 16 << 30, 819e9, 2, (2, 2), (16, 16)),
+        "v5p": Chip("TPU v5", 459e12, 95 << 30, 2765e9, 3, (2, 2, 1), (16, 20, 28)),
+        "v6e": Chip("TPU v6 lite", 918e12, 32 << 30, 1640e9, 2, (2, 2), (16, 16)),
+        "tpu7x": Chip("TPU7x", 2307e12 / 2, 192 << 29, 7380e9 / 2, 3, (2, 2, 1), (16, 24, 24)),
     }
 )
 _FORM = re.compile(r"(\w+):(\d+(?:x\d+)*)")
@@ -81,6 +83,8 @@ class Target:
             raise TargetError(f"{text!r}: {generation} has {chip.dimensions} dimensions, as {_shown(chip.host)}")
         if any(n % h for n, h in zip(shape, chip.host, strict=True)) and math.prod(shape) != 1:
             raise TargetError(f"{text!r}: {generation} comes as one chip or a multiple of a host's {_shown(chip.host)}")
+        if any(n > most for n, most in zip(sorted(shape), chip.pod, strict=True)):
+            raise TargetError(f"{text!r}: the largest slice of {generation} is {_shown(chip.pod)}")
         return cls(generation, shape)
 
     @property
@@ -109,6 +113,6 @@ def _spread(chips: int, chip: Chip, text: str) -> tuple[int, ...]:
     shape = list(chip.host)
     while math.prod(shape) < chips:
         shape[max(range(len(shape)), key=lambda i: (-shape[i], i))] *= 2
-    if math.prod(shape) != chips:
+    if math.prod(shape) != chips or any(n > most for n, most in zip(sorted(shape), chip.pod, strict=True)):
         raise TargetError(f"{text!r}: so many chips have no usual shape; write it out, as v5e:2x2")
     return tuple(shape)

@@ -204,6 +204,17 @@ def test_a_program_that_fails_fails_with_it(
     assert "ValueError: of its own" in told and "exit code 1" in told and "meeting.py" not in told
 
 
+def test_a_program_without_tensors_on_the_device_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text("import torch; print(torch.ones(3).sum())")
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+    assert warming.main(["--target", "v5e:2x2", str(tmp_path / "program.py")], "warm") == 1
+    assert "warm: the program computes nothing on the device 'tpu'" in capfd.readouterr().err
+
+
 def test_what_cannot_be_compiled_is_told_and_what_no_process_could_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from fused_eager.cache import Key
 
+from fused_eager.commands import pods
 from fused_eager.commands.pods import Row, as_text
+from fused_eager.compiling.met import Met
 from fused_eager.compiling.pods import Collective, by_kind, collectives
 from fused_eager.targets import topology
 from fused_eager.targets.links import Link
@@ -50,11 +55,42 @@ def test_each_axis_divides_the_first_dimension_of_its_size() -> None:
         ("data=4", "6=data", "6 cannot be divided among 4 chips"),
         ("data=0", "6=data", "a chip or more"),
         ("data=2,data=2", "6=data", "a name of its own"),
+        ("data=2", "{6*rows}=data", "no axis 'rows', only data"),
     ],
 )
 def test_what_is_no_mesh_is_refused(axes: str, split: str, why: str) -> None:
     with pytest.raises(TargetError, match=why):
         Mesh.parse(axes, split)
+
+
+def test_sizes_may_grow_with_an_axis() -> None:
+    text = "{128*data}=data,1024=model"
+    mesh = Mesh.parse("data=64,model=16", text)
+    assert mesh.split == ((8192, "data"), (1024, "model"))
+    assert [Mesh.parse(str(some), text).split[0][0] for some in mesh.smaller()] == [128, 512, 2048, 8192]
+    assert mesh.grown("--batch={2*data} {x} {3*model}") == "--batch=128 {x} 48"
+
+
+def test_a_program_that_grows_is_run_for_each_number_of_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def meet(given: argparse.Namespace, mode: str) -> tuple[list[Met], dict[str, int]]:
+        ran.append(given.arguments)
+        return [Met(Key({"region": 1}), "a region", runs=Counter({2: 1}))], {"steps": 3}
+
+    monkeypatch.setattr(pods, "meet", meet)
+    monkeypatch.setattr(pods, "row", lambda found, target, mesh, link, jobs: Row(mesh, 1e-3, 0.0, 0, [], 1, {}))
+    link, v5e = Link("ici-v5e", 1e-6, 90e9, "public figures"), Target.parse("v5e:4x4")
+    given = argparse.Namespace(split="{8*data}=data", arguments=["--batch", "{8*data}"], jobs=1)
+    made = list(pods.rows(given, v5e, Mesh.parse("data=16", given.split), link))
+    assert [row.mesh.chips for row in made] == [1, 4, 16]
+    assert [theirs[1] for theirs in ran] == ["8", "32", "128"]
+    text = as_text(v5e, made, link, grows=True)
+    assert "weak scaling" in text and text.count("100%") == 3
+    ran.clear()
+    same = argparse.Namespace(split="64=data", arguments=["--batch", "64"], jobs=1)
+    made = list(pods.rows(same, v5e, Mesh.parse("data=4", same.split), link))
+    assert len(ran) == 1 and len(made) == 2
 
 
 def test_collectives_as_xla_writes_them() -> None:

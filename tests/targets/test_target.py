@@ -41,6 +41,9 @@ def test_a_text_names_a_target_and_a_target_backoffs_it(text: str, name: str) ->
         ("v5p:2x2", "3 dimensions, as 2x2x1"),
         ("v5e:3x3", "multiple of a host's 2x2"),
         ("v5e:7", "no usual shape"),
+        ("v5e:1024", "no usual shape"),
+        ("v5e:64x64", "the largest slice of v5e is 16x16"),  # XLA's compiler ends its process
+        ("v5p:2x2x32", "the largest slice of v5p is 16x20x28"),
         ("v5e:0x2", "no chips"),
     ],
 )
