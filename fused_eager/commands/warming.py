@@ -81,10 +81,10 @@ def add_program(parser: argparse.ArgumentParser, needs_target: bool = True) -> N
     """The arguments of a command that runs somebody's program for a target."""
     parser.add_argument("--target", required=needs_target, help="the chips, as v5e:2x2, v5p:4x4x4 or v6e:8")
     parser.add_argument(
-        "--steps", type=partial(_whole, least=0), default=3, help="optimizer steps to run; 0: to the end (default: 3)"
+        "--steps", type=partial(_integer, least=0), default=3, help="optimizer steps to run; 0: to the end (default: 3)"
     )
     parser.add_argument(
-        "--jobs", type=_whole, default=os.cpu_count() or 1, help="processes that compile (default: cores)"
+        "--jobs", type=_integer, default=os.cpu_count() or 1, help="processes that compile (default: cores)"
     )
     parser.add_argument(
         "--valueless",
@@ -97,7 +97,7 @@ def add_program(parser: argparse.ArgumentParser, needs_target: bool = True) -> N
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG")
 
 
-def _whole(text: str, least: int = 1) -> int:
+def _integer(text: str, least: int = 1) -> int:
     """A whole number of a command line's. Raises argparse's error."""
     if not text.strip().isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
