@@ -91,7 +91,8 @@ class Turns:
             with self._lock:
                 self._give(self.ranks[0])
             self._thread(self.ranks[0], program, line_of)
-            self._over.wait()
+            # Who has interrupted it does not wait for a rank that never waits itself.
+            self._over.wait(1.0 if isinstance(self.ranks[0].error, KeyboardInterrupt) else None)
         finally:
             for own, kept in zip(self._owns, before, strict=True):
                 own.bring_back(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -99,6 +100,26 @@ def test_what_goes_wrong_is_told(case: str, code: int, words: tuple[str, ...], t
     assert out.returncode == code, out.stderr[-4000:]
     assert all(word in out.stderr for word in words), out.stderr[-4000:]
     assert " has [" not in out.stdout
+
+
+def test_a_process_may_spawn_again(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.spawned"],
+        cwd=ROOT, env=environment(tmp_path, FUSED_EAGER_DEVICES="3"), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert out.returncode == 0 and out.stdout.endswith("done\n"), out.stderr[-4000:]
+
+
+def test_an_interrupt_ends_ranks_that_never_wait(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.distributed.spawned", "interrupt"]
+    env = environment(tmp_path, FUSED_EAGER_DEVICES="2")
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"running\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(30) in (-signal.SIGINT, 130)
+        finally:
+            process.kill()
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -117,8 +117,15 @@ def run(program: Callable[[int], object], size: int, folders: Sequence[str] = ()
     owns: list[Any] = [kind() for kind in kinds]
     owns += [per_rank.Modules(*folders)] if folders else []
     turns = Turns(size, owns)
+
+    def called(rank: int) -> None:
+        try:
+            program(rank)
+        finally:  # C++ knows groups by the thread, too, and the main thread goes on
+            c10d._unregister_all_process_groups()
+
     with _installed(turns):
-        turns.run(program, lambda error: job._line_of(error.__traceback__))
+        turns.run(called, lambda error: job._line_of(error.__traceback__))
     _tell(turns)
 
 
