@@ -117,6 +117,17 @@ def no_more_than_two_layers_are_whole(d: str) -> Any:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    held = [p for layer in model for p in layer._get_fsdp_state()._fsdp_param_group.fsdp_params]  # type: ignore[operator, union-attr, attr-defined]
+    whole: list[int] = []
+
+    def look(*_: Any) -> None:
+        """How many layers have their parameters as a whole."""
+        of = [getattr(p, "_unsharded_param", None) for p in held]
+        whole.append(sum(t is not None and t.untyped_storage().size() > 0 for t in of))
+
+    for layer in model:
+        layer.register_forward_hook(look)
+        layer.weight.register_post_accumulate_grad_hook(look)
     losses, most = [], 0
     for step in range(4):
         before = 0
@@ -131,6 +142,7 @@ def no_more_than_two_layers_are_whole(d: str) -> Any:
             most = torch.tpu.max_memory_allocated() - before  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)  # the shards' gradients stay where they are
-    # Two layers, what is gathered for one of them, and a gradient that is about to be reduced, with its copy.
+    assert whole and max(whole) <= 2, max(whole)
+    # One of these, what is gathered for the next, a gradient with its copy, the copy before, and what comes of one.
     assert most < 7 * 4 * wide * wide, most / (4 * wide * wide)
     return torch.tensor(losses)
