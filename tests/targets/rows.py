@@ -26,6 +26,18 @@ DTYPES = (
     "float64", "complex128",
 )  # fmt: skip
 
+WIDE = (
+    "## float64 and complex128",
+    "",
+    "| dtype | on a TPU |",
+    "|---|---|",
+    "| float64 | XLA makes a number of two of float32, which is slow. What it lacks in that form (taking a number "
+    "apart, LU decompositions, Fourier transforms) the host computes: [which rows](platforms.md) |",
+    "| complex128 | XLA's compiler ends its process, so no op of it is lowered. The host computes each, as an island; "
+    'with `islands="refuse"` the op is refused, with its line |',
+    "",
+)
+
 
 @dataclass
 class Row:
@@ -191,11 +203,14 @@ def as_markdown(rows: Sequence[Row], known: Sequence[str]) -> str:
     for name in names:
         took = [row.compiled[name] for row in whole if name in row.compiled]
         lines.append(f"| {name} | {len(took)} | {sum(name in row.refused for row in whole)} | {sum(took):.0f} |")
+    others = f"The figures above are of the other {len(names)} dtypes."
     slow = sorted(((s, row.op, name) for row in whole for name, s in row.compiled.items()), reverse=True)[:5]
     lines += [
         "",
         f"The longest: {', '.join(f'`{_plain(op)}` in {name} {s:.0f} s' for s, op, name in slow)}.",
         "",
+        *WIDE,
+        *([] if any(row.split()[1] in names for row in WIDE[4:-1]) else [others, ""]),
         "## What is refused",
         "",
         "| row | dtype | why |",
