@@ -63,16 +63,33 @@ class Function:
                 if use.start is None:
                     views[use] = reads[-1]
             self._node(i, node, reads, scalars, homes, layouts)
+            self._guard(node, homes, arrays)
             layouts.passed(node)
         rows = [jnp.stack([c.bad.astype(jnp.int64), c.value]) for _, c in self.checks]
         flags = jnp.stack(rows) if rows else jnp.zeros((1, 2), jnp.int64)
-        r = self.region
-        for k, p, before in guards(self.nodes, r.nodes, r.inputs, r.outputs, r.donated) if self.checks else ():
+        return [_by_rows(homes[v]) for v in self.region.outputs], flags
+
+    def _guard(self, node: Node, homes: dict[int, jax.Array], arrays: Sequence[jax.Array]) -> None:
+        """What a node writes over an input that has to be kept is that input where a check before it has failed.
+
+        Its readers get that, too: with one value for them and another one handed out, XLA:TPU makes two loops of an
+        optimizer's step, each over all of its memory.
+        """
+        for result in node.results if self.checks else ():
+            if result.vid not in self._guards:
+                continue
+            p, before = self._guards[result.vid]
             bad = [c.bad for i, c in self.checks if i in before]
             if bad:
-                o = r.outputs[k]
-                homes[o] = lax.select(functools.reduce(lax.bitwise_or, bad), arrays[p], homes[o])
-        return [_by_rows(homes[v]) for v in r.outputs], flags
+                failed = functools.reduce(lax.bitwise_or, bad)
+                homes[result.vid] = lax.select(failed, arrays[p], homes[result.vid])
+
+    @functools.cached_property
+    def _guards(self) -> dict[int, tuple[int, frozenset[int]]]:
+        """Outputs that are written over an input: where that is among the inputs, and the nodes they depend on."""
+        r = self.region
+        found = guards(self.nodes, r.nodes, r.inputs, r.outputs, r.donated)
+        return {r.outputs[k]: (p, before) for k, p, before in found}
 
     def _node(
         self,
