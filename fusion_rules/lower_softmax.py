@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .axes import at_least_1d, axis_of, keep_axes, peak, separated, total, upcast
+from .axes import at_least_1d, axis_of, peak, separated, total, upcast
 from .elementwise import convert, where
 from .lowering import Context
 from .precision import rounded
 from .rule import OpClass, rule
 
 
-def _shifted(cx: Context, x: Any, axis: int) -> Any:
-    return x - separated(cx, x, peak(x, (axis,)))[0]
+def _top(cx: Context, x: Any, axis: int) -> Any:
+    return separated(cx, x, peak(x, (axis,)))[0]
 
 
-def softmax_along(cx: Context, x: Any, axis: int) -> Any:
-    """Softmax of a float array; a row of -inf gives NaN, as in eager."""
-    powers = lax.exp(_shifted(cx, x, axis))
+def softmax_along(cx: Context, x: Any, axis: int, top: Any = None) -> Any:
+    """Softmax of a float array, of which `top` may be at hand; a row of -inf gives NaN, as in eager."""
+    powers = lax.exp(x - (_top(cx, x, axis) if top is None else top))
     return powers / separated(cx, x, total(powers, (axis,)))[0]
 
 
@@ -36,7 +36,7 @@ def softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
 @rule("_log_softmax.default", OpClass.NORMALIZATION)
 def log_softmax(cx: Context, self: Any, dim: int, half_to_float: bool) -> Any:
     x, axis = _prepared(self, dim)
-    shifted = _shifted(cx, x, axis)
+    shifted = x - _top(cx, x, axis)
     sums = separated(cx, x, total(lax.exp(shifted), (axis,)))[0]
     if axis == x.ndim - 1:
         # ATen's kernel for the last dimension keeps the sum and its logarithm in the result's dtype.
@@ -62,9 +62,9 @@ def log_softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, i
 @rule("_safe_softmax.default", OpClass.NORMALIZATION)
 def safe_softmax(cx: Context, self: Any, dim: int, dtype: Any = None) -> Any:
     x, axis = _prepared(self if dtype is None else convert(self, dtype), dim)
+    top = _top(cx, x, axis)
     # A row in which everything is masked is 0 here, not NaN.
-    empty = keep_axes(lax.reduce_and(x == -np.inf, (axis,)), (axis,))
-    return lax.reshape(where(empty, 0, softmax_along(cx, x, axis)), self.shape)
+    return lax.reshape(where(top == -np.inf, 0, softmax_along(cx, x, axis, top)), self.shape)
 
 
 def _mask_like(mask: Any, x: Any, mask_type: int | None) -> Any:
