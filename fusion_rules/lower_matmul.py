@@ -100,7 +100,15 @@ def bmm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
 
 @rule("addmm.default", OpClass.CONTRACTION)
 def addmm(cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
-    return _affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
+    return _rows_affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
+
+
+def _rows_affine(cx: Context, x: jax.Array, prod: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+    """`_affine` of a matrix; a row is added in the shape in which the result is read."""
+    shape = cx.places.read_as
+    if shape is None or x.ndim != 1 or len(shape) < 2 or shape[-1] != prod.shape[-1]:
+        return _affine(cx, x, prod, beta, alpha)
+    return _affine(cx, x, prod.reshape(shape), beta, alpha).reshape(prod.shape)
 
 
 @rule("addmm.dtype", OpClass.CONTRACTION, defines=True)

@@ -67,12 +67,14 @@ class Places:
     """How the arguments of a lowering lie in memory, and what becomes of its results.
 
     `by_columns` are the matrices whose columns lie together, not their rows; `by_planes` the images whose channels
-    lie apart, as torch has them; `is_kept`, whether the results are more than a step on the way.
+    lie apart, as torch has them; `is_kept`, whether the results are more than a step on the way; `read_as`, the shape
+    in which all that reads the one result sees it, if that is known.
     """
 
     by_columns: Sequence[jax.Array] = ()
     by_planes: Sequence[jax.Array] = ()
     is_kept: bool = False
+    read_as: tuple[int, ...] | None = None
 
 
 @dataclass

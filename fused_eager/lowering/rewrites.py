@@ -15,6 +15,7 @@ from ..planning.plan import Region
 from ..tracing.node import Node
 from .xla_cpu import row_blocks
 from .xla_cpu.images import Images
+from .xla_tpu.readers import Readers
 
 
 class Nowhere:
@@ -32,8 +33,9 @@ class Nowhere:
 
 
 LAYOUTS: Variants[Any] = Variants(
-    "layouts that rows are told of", any=Nowhere, cpu=Images, why="products and images want to lie one way in memory"
-)
+    "layouts that rows are told of", any=Nowhere, cpu=Images, tpu=Readers,
+    why="products and images want to lie one way in memory; a product is fused with what follows in one shape",
+)  # fmt: skip
 
 # (whether a function of these arguments, pointwise or not, is worth a look; the function rewritten, and in words how)
 Rewrite = tuple[Callable[[Sequence[Any], bool], bool], Callable[[ClosedJaxpr, Sequence[int]], tuple[Any, str]]]

@@ -14,6 +14,7 @@ from fused_eager.fusion_rules.rule import OpClass, rule
 
 from fused_eager import fused_eager
 from fused_eager.lowering.rewrites import LAYOUTS, REWRITE, Nowhere
+from fused_eager.lowering.xla_tpu.readers import Readers
 
 from .errors import assert_same
 from .harness import sweep
@@ -82,8 +83,10 @@ def test_a_row_has_one_lowering_for_each_platform(own: str) -> None:
 
 def test_what_is_the_cpu_s_alone_is_off_elsewhere() -> None:
     assert REWRITE.here is not None and LAYOUTS.here is not Nowhere
-    with lowering_for("tpu"):
+    with lowering_for("gpu"):
         assert REWRITE.here is None and LAYOUTS.here is Nowhere
+    with lowering_for("tpu"):
+        assert REWRITE.here is None and LAYOUTS.here is Readers
 
 
 # What has variants, and a few ops that lean on shared forms that have.

@@ -1,0 +1,1 @@
+"""What lowering does to a whole region for TPUs."""
