@@ -28,7 +28,7 @@ BLOCK = 128
 MOST_BLOCKS = 16
 
 
-def _dot(a: jax.Array, b: jax.Array, over_a: int, over_b: int) -> jax.Array:
+def contracted(a: jax.Array, b: jax.Array, over_a: int, over_b: int) -> jax.Array:
     """Contract one dimension each (counted from the end: 1 or 2); what comes before the last two is batch."""
     batch = tuple(range(a.ndim - 2))
     return product(a, b, (((a.ndim - over_a,), (b.ndim - over_b,)), (batch, batch)))
@@ -36,7 +36,7 @@ def _dot(a: jax.Array, b: jax.Array, over_a: int, over_b: int) -> jax.Array:
 
 def _scores(q: jax.Array, k: jax.Array, mask: jax.Array | None, scale: float, first: int | None) -> jax.Array:
     """`q @ k.T * scale + mask`; with `first`, the causal position of the first query, later keys get -inf."""
-    s = _dot(q, k, 1, 1) * jnp.asarray(scale, accumulator(q.dtype))
+    s = contracted(q, k, 1, 1) * jnp.asarray(scale, accumulator(q.dtype))
     if mask is not None:
         s = s + mask.astype(s.dtype)
     if first is not None:
@@ -56,7 +56,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, s: jax.Array) -> tuple[ja
     sums = total(p, rows)
     none = sums == 0
     sums = jnp.where(none, 1, sums)
-    out = _dot(p.astype(v.dtype), v, 1, 2) / sums
+    out = contracted(p.astype(v.dtype), v, 1, 2) / sums
     return out, jnp.where(none, 0, top + jnp.log(sums))[..., 0]
 
 
@@ -67,8 +67,8 @@ def _backward(
     acc = s.dtype
     p = jnp.exp(s - lse[..., None].astype(acc))
     delta = total(grad.astype(acc) * out.astype(acc), (grad.ndim - 1,))
-    ds = (p * (_dot(grad, v, 1, 1) - delta) * jnp.asarray(scale, acc)).astype(q.dtype)
-    return _dot(ds, k, 1, 2), _dot(ds, q, 2, 2), _dot(p.astype(v.dtype), grad, 2, 2)
+    ds = (p * (contracted(grad, v, 1, 1) - delta) * jnp.asarray(scale, acc)).astype(q.dtype)
+    return contracted(ds, k, 1, 2), contracted(ds, q, 2, 2), contracted(p.astype(v.dtype), grad, 2, 2)
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ import torch
 from jax import lax
 
 from .lowering import EXCEPTIONS, Context
+from .platforms import variants
 from .rule import RULES, OpClass, rule
 from .spec import JAX_DTYPE, Spec, contiguous_strides
 
@@ -33,6 +34,7 @@ _SCHEMAS = (
     f"random_normal(int[] size, int seed, int offset, float mean, float std, {_LIKE}",
     f"random_exponential(int[] size, int seed, int offset, {_LIKE}",
     f"random_bits(int[] size, int seed, int offset, {_LIKE}",
+    f"random_mask(int[] size, int seed, int offset, float p, {_LIKE}",
 )
 
 
@@ -104,6 +106,20 @@ def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: An
     """Numbers from [0, 1)."""
     dtype = JAX_DTYPE[cx.out[0].dtype]
     return jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
+
+
+@rule("fused_eager.random_mask.default", OpClass.FACTORY, hoist=["seed", "offset", "p"], defines=True)
+def random_mask(cx: Context, size: Any, seed: Any, offset: Any, p: Any, **options: Any) -> Any:
+    """Booleans, of which each is False with probability `p`."""
+    drawn = jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, np.float32)
+    return computed_once(drawn >= lax.convert_element_type(p, np.float32))
+
+
+@variants
+def computed_once(mask: Any) -> Any:
+    """A drawn mask, which is read in the forward and in the backward pass: whether it is drawn for each is the
+    compiler's choice."""
+    return mask
 
 
 @rule(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from fused_eager import report
 
@@ -60,7 +61,58 @@ def test_it_is_the_cpus(name: str, dtype: torch.dtype) -> None:
     assert sum("flash_attention_for_cpu" in op for op in seen.ops) == 2
 
 
-@pytest.mark.parametrize("why", ["dropout", "a mask that learns", "it is forbidden", "another width of values"])
+def dropped_by_torch(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+    """Attention with dropout in single ops of torch's, of a draw that is given."""
+    if more.get("enable_gqa"):
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = q @ k.mT * more.get("scale", q.shape[-1] ** -0.5)
+    if more.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    return torch.where(kept, torch.ops.aten._safe_softmax(scores, -1) / 0.75, 0.0) @ v
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dropout_is_part_of_the_op(name: str) -> None:
+    masks, more = CASES[name]
+    there, here = (operands(device, 2 if "enable_gqa" in more else 4) for device in ("tpu", "cpu"))
+    with Seen() as seen:
+        out = F.scaled_dot_product_attention(*there, *(m.to("tpu") for m in masks), dropout_p=0.25, **more)
+        kept = out.grad_fn.saved_tensors[3].cpu()  # type: ignore[union-attr]
+        out.sin().sum().backward()
+    assert [op for op in seen.ops if "bmm" in op or "softmax" in op] == []
+    assert sum("attention_dropped" in op for op in seen.ops) == 2
+    assert kept.shape == (2, 4, 12, 10) and 0.6 < kept.float().mean() < 0.9
+    expected = dropped_by_torch(*here, kept, *masks, **more)
+    expected.sin().sum().backward()
+    found = [out.detach().cpu(), *(t.grad.cpu() for t in there)]  # type: ignore[union-attr]
+    torch.testing.assert_close(found, [expected.detach(), *(t.grad for t in here)], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_s_derivative_has_one() -> None:
+    there, here = (operands(device, dtype=torch.float64) for device in ("tpu", "cpu"))
+    out = F.scaled_dot_product_attention(*there, dropout_p=0.25)
+    kept = out.grad_fn.saved_tensors[3].cpu()  # type: ignore[union-attr]
+    found = []
+    for given, made in ((there, out), (here, dropped_by_torch(*here, kept))):
+        first = torch.autograd.grad(made.sin().sum(), given, create_graph=True)
+        found.append([x.detach().cpu() for x in torch.autograd.grad(sum(t.square().sum() for t in first), given)])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_checkpoint_drops_the_same_again() -> None:
+    found = []
+    for call in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
+        given = operands("tpu")
+        torch.manual_seed(5)
+        out = call(lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.25), *given)
+        out.sin().sum().backward()
+        found.append([out.detach().cpu(), *(t.grad.cpu() for t in given)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("why", ["dropout of all", "a mask that learns", "it is forbidden", "another width of values"])
 def test_what_the_op_has_not_goes_torchs_way(why: str) -> None:
     q, k, v = operands("tpu")
     mask = None
@@ -70,7 +122,7 @@ def test_what_the_op_has_not_goes_torchs_way(why: str) -> None:
         v = torch.ones(2, 4, 10, 5, device="tpu")
     allowed = [SDPBackend.MATH] if why == "it is forbidden" else [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
     with sdpa_kernel(allowed), Seen() as seen:
-        out = F.scaled_dot_product_attention(q, k, v, mask, 0.5 if why == "dropout" else 0.0)
+        out = F.scaled_dot_product_attention(q, k, v, mask, 1.0 if why == "dropout of all" else 0.0)
         out.sum().backward()
     assert not any("flash" in op for op in seen.ops) and q.grad is not None and bool(q.grad.isfinite().all())
     if mask is not None:

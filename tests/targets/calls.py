@@ -57,6 +57,10 @@ def _sgd(g: Given, rate: Any) -> tuple[Any, ...]:
     return (*g.lists(3), {"weight_decay": 0.1, "momentum": 0.9, "lr": rate, **last})
 
 
+def _dropped(g: Given) -> tuple[torch.Tensor, ...]:
+    return g(2, 2, 5, 4), g(2, 2, 5, 4), g(2, 2, 5, 4), g.bools(2, 2, 5, 5)
+
+
 def _eights(g: Given) -> tuple[Any, ...]:
     return g(16, 32, dtype=torch.float8_e4m3fn), g(48, 32, dtype=torch.float8_e4m3fn).t()
 
@@ -180,6 +184,11 @@ BY_HAND: dict[str, Callable[[Given], tuple[Any, ...]]] = {
     "fused_eager.multinomial_of.default": lambda g: (g(3, 6), g(3, 6), 2, False),
     "fused_eager.random_bits.default": lambda g: ([4, 6], 0, 0),
     "fused_eager.random_exponential.default": lambda g: ([4, 6], 0, 0),
+    "fused_eager._scaled_dot_product_attention_dropped.default": lambda g: (*_dropped(g), None, 0.1, True, None),
+    "fused_eager._scaled_dot_product_attention_dropped_backward.default": lambda g: (
+        g(2, 2, 5, 4), *_dropped(g), g(2, 2, 5, 4), g(2, 2, 5, 5), 0.1, None,
+    ),
+    "fused_eager.random_mask.default": lambda g: ([4, 6], 0, 0, 0.1),
     "fused_eager.random_normal.default": lambda g: ([4, 6], 0, 0, 0.0, 1.0),
     "fused_eager.random_uniform.default": lambda g: ([4, 6], 0, 0),
     "fused_eager.recurrent.default": _recurrent,
@@ -205,6 +214,8 @@ OF_FLOATS = (
     "_scaled_mm_v2.default", "_fused_rms_norm_backward.default", "_masked_scale.default", "addmm.dtype", "mm.dtype",
     "bmm.dtype", "baddbmm.dtype", "glu_backward_jvp.default", "fused_eager.multinomial_of.default",
     "fused_eager.random_exponential.default", "fused_eager.random_normal.default", "fused_eager.random_uniform.default",
+    "fused_eager._scaled_dot_product_attention_dropped.default", "fused_eager.random_mask.default",
+    "fused_eager._scaled_dot_product_attention_dropped_backward.default",
 )  # fmt: skip
 
 # What an argument that has to be given gets, by its type in the schema.

@@ -1,8 +1,9 @@
 """Attention: `scaled_dot_product_attention` as one op, whose derivative is another, as CPU tensors have it.
 
 torch asks backends in C++ whether they have that, and takes attention of the others apart, into products whose scores
-are kept for the way back. So it is met where it is still whole. What the op has not is left to torch's own form:
-dropout, gradients of a mask, derivatives of derivatives, tangents, and what `torch.nn.attention.sdpa_kernel` forbids.
+are kept for the way back. So it is met where it is still whole; with dropout, too, for which there is an op of our own.
+What these have not is left to torch's own form: gradients of a mask, derivatives of derivatives, tangents, and what
+`torch.nn.attention.sdpa_kernel` forbids.
 
 Tensors that wrap others (DTensor) are shown the op that CUDA has for it, as torch knows how to shard that one, for
 tensor parallel and for context parallel. On what they wrap it is the former op once more.
@@ -10,6 +11,7 @@ tensor parallel and for context parallel. On what they wrap it is the former op 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .doors import is_on_device
+from .random import draws_as_cpu
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+_OPS = torch.ops.fused_eager
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -42,16 +46,56 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, out, lse, mask = ctx.saved_tensors
         (grad,), (causal, scale) = grads, ctx.how
-        if torch.is_grad_enabled():  # of this derivative another one may be asked
-            wanted = [t for t, needs in zip((q, k, v), ctx.needs_input_grad, strict=False) if needs]
-            made = _by_torch(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-            of = iter(torch.autograd.grad(made, wanted, grad, create_graph=True))
-            found = tuple(next(of) if needs else None for needs in ctx.needs_input_grad[:3])
+        if torch.is_grad_enabled():
+
+            def made() -> Tensor:
+                return _by_torch(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+            found = _with_derivative(made, (q, k, v), ctx.needs_input_grad, grad)
         else:
             found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
             )
         return (*found, None, None, None)
+
+
+class _Dropped(torch.autograd.Function):
+    """The same with dropout: `kept` says which of the probabilities stay."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, mask: Tensor | None, p: float, causal: bool, scale: Any
+    ) -> Tensor:
+        out, probabilities = _OPS._scaled_dot_product_attention_dropped(q, k, v, kept, mask, p, causal, scale)
+        ctx.save_for_backward(q, k, v, kept, mask, out, probabilities)
+        ctx.how = p, causal, scale
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, kept, mask, out, probabilities = ctx.saved_tensors
+        (grad,), (p, causal, scale) = grads, ctx.how
+        if torch.is_grad_enabled():
+            from fused_eager.fusion_rules.lower_dropped_attention import in_torch
+
+            def made() -> Tensor:
+                return in_torch(q, k, v, kept, mask, p, causal, scale)[0]
+
+            found = _with_derivative(made, (q, k, v), ctx.needs_input_grad, grad)
+        else:
+            found = _OPS._scaled_dot_product_attention_dropped_backward(
+                grad, q, k, v, kept, out, probabilities, p, scale
+            )
+        return (*found, None, None, None, None, None)
+
+
+def _with_derivative(
+    made: Callable[[], Tensor], inputs: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of some inputs, of which another derivative may be asked."""
+    wanted = [t for t, needs in zip(inputs, needed, strict=False) if needs]
+    of = iter(torch.autograd.grad(made(), wanted, grad, create_graph=True))
+    return tuple(next(of) if needs else None for _, needs in zip(inputs, needed, strict=False))
 
 
 def attention(
@@ -67,14 +111,19 @@ def attention(
 ) -> Tensor:
     """What stands for `scaled_dot_product_attention` on the device."""
     given = (query, key, value)
-    if dropout_p or not _fits(*given, attn_mask, is_causal, enable_gqa):
+    is_wrapped = any(is_traceable_wrapper_subclass(t) for t in given)
+    drops = 0 < dropout_p < 1 and not is_wrapped and not draws_as_cpu()
+    if (dropout_p and not drops) or not _fits(*given, attn_mask, is_causal, enable_gqa):
         return _by_torch(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if any(is_traceable_wrapper_subclass(t) for t in given):
+    if is_wrapped:
         if attn_mask is not None or key.shape[1] != query.shape[1]:
             return _by_torch(*given, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         return aten._scaled_dot_product_flash_attention(*given, 0.0, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+    if drops:
+        kept = query.new_empty((*query.shape[:3], key.shape[2]), dtype=torch.bool).bernoulli_(1 - dropout_p)
+        return _Dropped.apply(*given, kept, attn_mask, dropout_p, is_causal, scale)  # type: ignore[no-any-return]
     return _Attention.apply(*given, attn_mask, is_causal, scale)  # type: ignore[no-any-return]
 
 

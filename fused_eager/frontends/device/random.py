@@ -175,7 +175,17 @@ def geometric_(self: Tensor, p: float) -> Tensor:
 
 
 def bernoulli_(self: Tensor, p: float = 0.5) -> Tensor:
-    return self.copy_(uniform(self) < p)
+    return self.copy_(_drawn_below(self, p))
+
+
+def _drawn_below(t: Tensor, p: float) -> Tensor:
+    """Booleans in the shape of a tensor, of which each is True with probability `p`."""
+    return ~_mask(t, p)
+
+
+def _mask(t: Tensor, p: float) -> Tensor:
+    """Booleans in the shape of a tensor, of which each is False with probability `p`."""
+    return _drawn(_OPS.random_mask, t, torch.bool, numbers=(float(p),))
 
 
 def _probabilities(p: Tensor) -> Tensor:
@@ -201,7 +211,7 @@ def bernoulli(self: Tensor) -> Tensor:
 def bernoulli_p(self: Tensor, p: float) -> Tensor:
     with as_eager():
         torch.bernoulli(torch.zeros(1, dtype=self.dtype), p, generator=_TRIED)
-    return (uniform(self) < p).to(self.dtype)
+    return _drawn_below(self, p).to(self.dtype)
 
 
 def _integers(self: Tensor, low: int, high: int) -> Tensor:
@@ -264,7 +274,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
         like = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype)
         kept = transfers.to_device(DOORS[input.get_device()], torch.empty_like(like).bernoulli_(1 - p))
         return input * (kept / (1 - p)), kept != 0
-    mask = uniform(input) >= p
+    mask = _mask(input, p)
     if not input.is_contiguous():
         mask = torch.empty_like(input, dtype=torch.bool).copy_(mask)  # so that the result is laid out as the input
     return torch.where(mask, input * (1 / (1 - p)), 0.0).to(input.dtype), mask
@@ -403,7 +413,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 def draws() -> list[Any]:
     """The ops that draw, which are there once the rows are."""
-    return [getattr(_OPS, f"random_{name}").default for name in ("uniform", "normal", "exponential", "bits")]
+    return [getattr(_OPS, f"random_{name}").default for name in ("uniform", "mask", "normal", "exponential", "bits")]
 
 
 __all__ = ["GENERATORS", "KERNELS", "Generator", "by_aten", "draws"]
