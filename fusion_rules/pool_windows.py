@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from .indexing import add_flat
+from .platforms import variants
 
 # The most elements of a window that are visited one by one: beyond it, programs get too long to compile.
 MOST_TAPS = 64
@@ -120,14 +121,14 @@ def _positions(a: Axis | Adaptive) -> np.ndarray:
     return np.where(real, table, first)
 
 
-def _is_nan(x: jax.Array) -> Any:
+def is_nan(x: jax.Array) -> Any:
     return x != x if jnp.issubdtype(x.dtype, jnp.floating) else False
 
 
-def _better(v: jax.Array, i: jax.Array, w: jax.Array, j: jax.Array) -> jax.Array:
+def better(v: jax.Array, i: jax.Array, w: jax.Array, j: jax.Array) -> jax.Array:
     """Whether ATen, scanning a window in order, would end with `(w, j)` of these two: first maximum, last nan."""
-    both = _is_nan(v) & _is_nan(w)
-    return jnp.where(both, j > i, (_is_nan(w) & ~both) | (w > v) | ((w == v) & (j < i)))
+    both = is_nan(v) & is_nan(w)
+    return jnp.where(both, j > i, (is_nan(w) & ~both) | (w > v) | ((w == v) & (j < i)))
 
 
 def _max_wide(
@@ -147,25 +148,26 @@ def _max_wide(
         places = places + gather(index)
 
     def pick(one: Any, two: Any) -> Any:
-        take = _better(one[0], one[1], two[0], two[1])
+        take = better(one[0], one[1], two[0], two[1])
         return jnp.where(take, two[0], one[0]), jnp.where(take, two[1], one[1])
 
-    start = (np.asarray(_lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max))
+    start = (np.asarray(lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max))
     best, place = lax.reduce((gather(x), places), start, pick, (axis,))
     return best, place
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
     return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
 
 
+@variants
 def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Array, jax.Array]:
     """The maximum of each window over the trailing dimensions, and its flat index within them (int32).
 
     As in ATen the first of equal elements wins, the last nan wins, and a window of nothing but the lowest value
     reports its first element.
     """
-    fill = _lowest(x.dtype)
+    fill = lowest(x.dtype)
     x = padded(x, axes, fill)
     index, pitch, origin = None, 1, jnp.int32(0)
     for back, a in enumerate(reversed(axes)):
@@ -180,7 +182,7 @@ def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Ar
                 v = a.tap(x, axis, t, fill)
                 here = at_axis(np.int32(a.position(t) * pitch), axis, x.ndim)
                 here = here if index is None else here + a.tap(index, axis, t, 0)
-                better = (v > best) | _is_nan(v)
+                better = (v > best) | is_nan(v)
                 best, place = jnp.where(better, v, best), jnp.where(better, here, place)
             x, index = best, place
         pitch *= a.size
