@@ -79,6 +79,12 @@ def bias_gradient(grad_output: jax.Array) -> jax.Array:
     return grad_output.astype(accumulator(grad_output.dtype)).sum((0, *range(2, grad_output.ndim)))
 
 
+@variants
+def as_weights_lie(gradient: jax.Array) -> jax.Array:
+    """A gradient of weights `[O, I, ...]`, which goes where the weights do: how it lies is the compiler's choice."""
+    return gradient
+
+
 @rule("convolution_backward.default", OpClass.CONVOLUTION)
 def convolution_backward(
     cx: Context, grad_output: Any, input: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
@@ -94,7 +100,7 @@ def convolution_backward(
     if output_mask[0]:
         results.append(jnp.zeros_like(input) if none else run(NATIVE, product, win, grad_output, weight))
     if output_mask[1]:
-        results.append(jnp.zeros_like(weight) if none else run(NATIVE, "weight_grad", win, big, small))
+        results.append(jnp.zeros_like(weight) if none else as_weights_lie(run(NATIVE, "weight_grad", win, big, small)))
     if output_mask[2]:
         results.append(bias_gradient(grad_output))
     return tuple(results)
