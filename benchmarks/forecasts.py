@@ -15,10 +15,15 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import transformers_steps
 from benchmarks.transformers_steps import MODELS
+
+if TYPE_CHECKING:
+    from fused_eager.compiling.cross import Cost
 
 STEPS = ("mlp_adam_foreach", "mlp_adam_loop", "gpt_adamw", "resnet18_train_64", "resnet18_train_128")
 
@@ -35,9 +40,9 @@ def run(name: str, steps: int = 4) -> None:
         step()
 
 
-def by_hand(name: str, target: str) -> tuple[float, float]:
-    """What XLA's compiler expects of a workload's step in JAX, jitted whole, and of the same with its gradients among
-    the results, as torch has them. Raises KeyError: there is none."""
+def by_hand(name: str, target: str) -> Cost:
+    """What XLA's compiler expects of a workload's step in JAX, jitted whole, its gradients among the results as torch
+    has them, and its products as exact as torch's. Raises KeyError: there is none."""
     import jax
 
     from benchmarks import jax_steps
@@ -53,11 +58,8 @@ def by_hand(name: str, target: str) -> tuple[float, float]:
     one = made[name.partition("_")[0]](**sizes)
     at = jax.sharding.SingleDeviceSharding(devices(Target.parse(target))[0])
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), (one.state, *one.batch))
-
-    def seconds(step: Callable[..., Any]) -> float:
-        return cost_of(jax.jit(step, donate_argnums=0).lower(*placed).compile()).seconds
-
-    return seconds(lambda *given: one.step(*given)[:2]), seconds(one.step)
+    with jax.default_matmul_precision("highest"):  # torch's own default
+        return cost_of(jax.jit(one.step, donate_argnums=0).lower(*placed).compile())
 
 
 def forecast(name: str, target: str, jobs: int) -> dict[str, Any]:
@@ -72,28 +74,31 @@ def forecast(name: str, target: str, jobs: int) -> dict[str, Any]:
     return found
 
 
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.0f} us"
+def _row(name: str, mode: str, seconds: float, cycles: float, without: int, launches: int) -> str:
+    return f"| `{name}` | {mode} | {1e6 * seconds:.0f} us | {cycles / 1e6:.3g} M | {without} | {launches} |"
 
 
-def _models(names: Sequence[str], target: str, jobs: int) -> None:
-    print("| model | strict | fused | strict / fused | launches | islands | memory |")
-    print("|" + "---|" * 7)
-    gains = []
-    for name in names:
-        told = forecast(name, target, jobs)
-        strict, fused = told["modes"][:2]
-        gains.append(strict["seconds"] / fused["seconds"])
-        islands = ", ".join(cure["fault"].split()[0] for cure in told["advice"] if cure["kind"] == "island")
-        print(
-            f"| `{name}` | {_us(strict['seconds'])} | {_us(fused['seconds'])} | {gains[-1]:.2f} "
-            f"| {strict['launches']} to {fused['launches']} | {islands or 'none'} "
-            f"| {fused['memory'] / 2**20:.0f} MB |",
-            flush=True,
-        )
-        for region, why in told["failed"].items():
-            print(f"{name}: {region}: {why}", file=sys.stderr)
-    print(f"\nGeometric mean of strict / fused: {math.exp(sum(map(math.log, gains)) / len(gains)):.2f}")
+def _ratio(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
+    return f"{one['seconds'] / two['seconds']:.2f} | {one['cycles'] / two['cycles']:.2f}"
+
+
+def show(name: str, target: str, jobs: int) -> tuple[float, float]:
+    """Print the rows of a step, and return how many times as fast it is fused as it is strict: by the compiler's
+    analysis, and by its cycles."""
+    told = forecast(name, target, jobs)
+    rows = {mode["name"]: mode for mode in told["modes"]}
+    for mode in rows.values():
+        print(_row(name, mode["name"], mode["seconds"], mode["cycles"], mode["uncounted_kernels"], mode["launches"]))
+    strict, fused = rows["strict"], rows["fused"]
+    islands = ", ".join(cure["fault"].split()[0] for cure in told["advice"] if cure["kind"] == "island")
+    print(f"| `{name}` | strict / fused | {_ratio(strict, fused)} | | {islands and f'islands: {islands}'} |", flush=True)
+    with suppress(KeyError):
+        hand = by_hand(name, target)
+        print(_row(name, "by hand in JAX", hand.seconds, hand.cycles, hand.uncounted_kernels, 1))
+        print(f"| `{name}` | fused / by hand | {_ratio(fused, asdict(hand))} | | |", flush=True)
+    for region, why in told["failed"].items():
+        print(f"{name}: {region}: {why}", file=sys.stderr)
+    return strict["seconds"] / fused["seconds"], strict["cycles"] / fused["cycles"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -113,29 +118,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from fused_eager.xla import use_the_cpu_alone
 
     use_the_cpu_alone()
-    if given.transformers:
-        _models(given.workloads or list(MODELS), given.target, given.jobs)
-        return
-    print("| step | strict | fused | whole | strict / fused | launches | by hand in JAX | fused / by hand | by hand, "
-          "gradients returned | fused / that |")  # fmt: skip
-    print("|" + "---|" * 10)
-    for name in given.workloads or STEPS:
-        told = forecast(name, given.target, given.jobs)
-        modes = {mode["name"]: mode["seconds"] for mode in told["modes"]}
-        strict, fused, whole = (modes[mode] for mode in ("strict", "fused", "whole"))
-        try:
-            hand, returned = by_hand(name, given.target)
-            beside = f"{_us(hand)} | {fused / hand:.2f} | {_us(returned)} | {fused / returned:.2f}"
-        except KeyError:
-            beside = " | | | "
-        launches = " to ".join(str(mode["launches"]) for mode in told["modes"] if mode["name"] != "whole")
-        print(
-            f"| `{name}` | {_us(strict)} | {_us(fused)} | {_us(whole)} | {strict / fused:.2f} | {launches} "
-            f"| {beside} |",
-            flush=True,
-        )
-        for region, why in told["failed"].items():
-            print(f"{name}: {region}: {why}", file=sys.stderr)
+    print("| step | mode | time | cycles | without | launches |")
+    print("|" + "---|" * 6)
+    names = given.workloads or (MODELS if given.transformers else STEPS)
+    gains = [show(name, given.target, given.jobs) for name in names]
+    by_analysis, by_cycles = (math.exp(sum(map(math.log, each)) / len(each)) for each in zip(*gains, strict=True))
+    print(f"\nGeometric means of strict / fused: {by_analysis:.2f}, by cycles {by_cycles:.2f}")
 
 
 if __name__ == "__main__":

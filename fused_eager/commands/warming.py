@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,9 @@ def from_logs(files: Sequence[str], target: Target, salt: str) -> tuple[list[Met
     return found, left
 
 
+COST = {field.name for field in fields(Cost)}
+
+
 def warmed(
     found: Sequence[Met], target: Target, keeper: Keeper, jobs: int, costs: dict[Key, Cost] | None = None
 ) -> Warmed:
@@ -172,6 +175,8 @@ def warmed(
     for key in names:
         entry = keeper.cache.spread(key)  # what is in this host's folder alone is of no use to the others
         cost = entry.manifest.metadata.get("cost") if isinstance(entry, Entry) else None
+        if cost is not None and set(cost) != COST:  # of an older version
+            cost = None
         if isinstance(entry, Entry) and (costs is None or cost is not None or "executable" not in entry.blobs):
             done.hits += 1
             if costs is not None and cost is not None:

@@ -21,6 +21,7 @@ from ..targets.device import TargetDevice
 from ..targets.target import Target
 from .canonical import to_computation
 from .compile import lower, tracing_for
+from .cycles import cycles
 from .executable import Executable, Failure, Portable, as_portable, failure_blobs, needs, to_blobs
 from .key import Computation
 from .remake import as_asked, key_here
@@ -30,8 +31,9 @@ from .remake import as_asked, key_here
 class Cost:
     """What XLA's compiler expects of one run of an executable.
 
-    `seconds` is its estimate, without the `unjudged` instructions for which it has none. The bytes in memory are of
-    arguments, of results that take no argument's place, of temporaries, and of code.
+    `seconds` is its analysis of operations and bytes, without the `unjudged` instructions for which it has none;
+    `cycles` what it expects of the kernels that it has made, without the `uncounted_kernels`. The bytes in memory are
+    of arguments, of results that take no argument's place, of temporaries, and of code.
     """
 
     seconds: float
@@ -42,6 +44,8 @@ class Cost:
     outputs: int
     temporaries: int
     code: int
+    cycles: float = 0.0
+    uncounted_kernels: int = 0
 
     @property
     def memory(self) -> int:
@@ -114,7 +118,7 @@ def cost_of(compiled: Any) -> Cost:
     """What XLA says of JAX's `Compiled`."""
     told = compiled.cost_analysis() or {}
     seconds, unjudged = judged(told.get("optimal_seconds", math.nan))
-    memory = compiled.memory_analysis()
+    memory, counted = compiled.memory_analysis(), cycles(compiled.as_text() or "")
     return Cost(
         seconds,
         unjudged,
@@ -124,6 +128,8 @@ def cost_of(compiled: Any) -> Cost:
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
+        counted.counted,
+        counted.uncounted,
     )
 
 

@@ -33,8 +33,9 @@ PRODUCTS = (
 
 @dataclass(frozen=True)
 class Mode:
-    """One step in one mode. Seconds, floating-point operations and bytes moved are sums over its regions, as often as
-    they ran; `memory` is the largest sum of what a region takes and what is there beside it."""
+    """One step in one mode. Seconds, floating-point operations, bytes moved and cycles are sums over its regions, as
+    often as they ran, without `unjudged` instructions and `uncounted_kernels`; `memory` is the largest sum of what a
+    region takes and what is there beside it."""
 
     name: str
     seconds: float
@@ -44,6 +45,8 @@ class Mode:
     bytes: float
     memory: int
     failed: int = 0
+    cycles: float = 0.0
+    uncounted_kernels: int = 0
 
     def share(self, target: Target) -> float:
         """The part of the chip's peak that the operations would be (MFU)."""
@@ -129,6 +132,8 @@ def of_mode(name: str, found: Sequence[Met], steps: int, costs: Mapping[Key, Cos
         sum(n * cost.bytes for _, n, cost in judged),
         max((met.beside + cost.memory for met, _, cost in judged), default=0),
         sum(met.key not in costs for met, _ in rows),
+        sum(n * cost.cycles for _, n, cost in judged),
+        sum(n * cost.uncounted_kernels for _, n, cost in judged),
     )
 
 

@@ -23,6 +23,8 @@ def chip(made: Forecast) -> str:
 def notes(made: Forecast) -> list[str]:
     """What is not in the figures."""
     said = ["Time between launches is not in it, nor is what it has no figure for (unjudged instructions)."]
+    if any(mode.cycles for mode in made.modes):
+        said.append("Time is its analysis of operations and bytes; cycles are of the kernels that it counts them for.")
     if made.uncounted:
         said.append(
             "The compiler counts one pass through the matrix unit for each product. Those of float32 make more, in "
@@ -31,19 +33,25 @@ def notes(made: Forecast) -> list[str]:
     return said
 
 
+def millions(cycles: float) -> str:
+    """Cycles; a compiler that counts none has none."""
+    return f"{cycles / 1e6:.3g} M" if cycles else "-"
+
+
 def as_text(made: Forecast, found: Sequence[Cure], failed: Mapping[str, str]) -> str:
     """The forecast as text."""
     lines = [
         f"One step on one device of {made.target} ({chip(made)}), as XLA's compiler expects it.",
         *notes(made),
         "",
-        f"{'mode':<8}{'time':>10}{'unjudged':>10}{'launches':>10}{'memory':>10}{'of chip':>9}{'moved':>10}"
-        f"{'Gflop':>9}{'of peak':>9}",
+        f"{'mode':<8}{'time':>10}{'unjudged':>10}{'cycles':>10}{'without':>9}{'launches':>10}{'memory':>10}"
+        f"{'of chip':>9}{'moved':>10}{'Gflop':>9}{'of peak':>9}",
     ]
     for mode in made.modes:
         lines.append(
-            f"{mode.name:<8}{duration(mode.seconds):>10}{mode.unjudged:>10}{mode.launches:>10}"
-            f"{amount(mode.memory):>10}{mode.memory / made.target.chip.hbm:>9.0%}{amount(mode.bytes):>10}"
+            f"{mode.name:<8}{duration(mode.seconds):>10}{mode.unjudged:>10}{millions(mode.cycles):>10}"
+            f"{mode.uncounted_kernels:>9}{mode.launches:>10}{amount(mode.memory):>10}"
+            f"{mode.memory / made.target.chip.hbm:>9.0%}{amount(mode.bytes):>10}"
             f"{mode.flops / 1e9:>9.3g}{mode.share(made.target):>9.1%}  {LIMITS[mode.name]}"
         )
     for title, share in (("by line", made.lines), ("by module", made.modules)):
@@ -85,6 +93,7 @@ def as_html(program: str, made: Forecast, found: Sequence[Cure], failed: Mapping
                 round(100 * mode.seconds / longest, 2),
                 f"{mode.memory / made.target.chip.hbm:.1%}",
                 f"{mode.share(made.target):.1%}",
+                millions(mode.cycles),
             )
             for mode in made.modes
         ],
