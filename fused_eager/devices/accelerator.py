@@ -97,6 +97,13 @@ class Accelerator(Device):
         return HOUSEKEEPING if self._is_host and not self.is_a_target else super().housekeeping
 
     @property
+    def layered_from(self) -> int:  # type: ignore[override]
+        """On a TPU, layers that are cut apart hand each other what else never leaves the chip: a GPT of four took 22 %
+        longer by its compiler's analysis."""
+        is_a_tpu = self._xla.platform == "tpu" or self.is_a_target
+        return 512 if is_a_tpu else Device.layered_from
+
+    @property
     def xla(self) -> jax.Device:
         """The device of JAX's that does the work."""
         return self._xla

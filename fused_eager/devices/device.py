@@ -93,6 +93,8 @@ class Device(ABC):
     # Bytes from which on a result is given memory that is there already, if no dying input makes room for it; None: XLA
     # finds memory for all of them.
     scratch_from: int | None = None
+    # Ops from which a region is cut into its equal layers: each is compiled once, and the cuts cost when it runs.
+    layered_from = 128
     kin: tuple[Device, ...] = ()  # others that the same code runs on, once it is loaded for them
 
     @property

@@ -258,7 +258,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
             kept = donation.last_written(nodes, work.live, donatable)
         made = plan.make_plan(
             nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=room,
-            urgent=work.urgent,
+            urgent=work.urgent, layered_from=device.layered_from,
         )  # fmt: skip
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)

@@ -105,6 +105,7 @@ def make_plan(
     kept: Mapping[int, int] | None = None,
     room: int | None = None,
     urgent: frozenset[int] = frozenset(),
+    layered_from: int = repeats.LEAST,
 ) -> Plan:
     """Plan a stream.
 
@@ -121,13 +122,14 @@ def make_plan(
             last value that was written over it.
         room: bytes that the temporaries of a region may take at once; None: any.
         urgent: values that somebody waits for: what makes them runs first, and the rest while they are in use.
+        layered_from: nodes from which a region is cut into its equal layers.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
     groups: list[Group] = []
     for part in _in_turn(nodes, needed, urgent):
         members = set(part)
         handed_out = live.union(v for i in needed if i not in members for v in operands(nodes[i]))
-        groups += _group(nodes, part, handed_out, homes, islands, max_region, end, room)
+        groups += _group(nodes, part, handed_out, homes, islands, max_region, end, room, layered_from)
     return _connect(nodes, groups, live, donatable, homes, kept or {})
 
 
@@ -203,6 +205,7 @@ def _group(
     max_region: int,
     end: Reason,
     room: int | None,
+    layered_from: int,
 ) -> list[Group]:
     groups: list[Group] = []
     level: dict[int, int] = {}
@@ -226,7 +229,7 @@ def _group(
     top = max([*xla, *aten], default=-1)
     for at in range(top + 1):
         members: list[int] = []
-        repeated = repeats.boundaries(nodes, xla[at], homes)
+        repeated = repeats.boundaries(nodes, xla[at], homes, layered_from)
         crowded: dict[int, str] = {}
         if room is not None:
             crowded = temporaries.boundaries(nodes, xla[at], homes, handed_out, repeated, room)

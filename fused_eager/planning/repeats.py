@@ -44,9 +44,12 @@ class Repeat:
         return self.start + self.period * self.times
 
 
-def boundaries(nodes: Sequence[Node], members: Sequence[int], homes: Mapping[int, Home]) -> dict[int, str]:
-    """Where to cut a region of `members`: the first node after each cut, and what is cut there, in words."""
-    if len(members) < LEAST:
+def boundaries(
+    nodes: Sequence[Node], members: Sequence[int], homes: Mapping[int, Home], least: int = LEAST
+) -> dict[int, str]:
+    """Where to cut a region of `members`, if they are at least so many: the first node after each cut, and what is cut
+    there, in words."""
+    if len(members) < max(least, LEAST):
         return {}
     sequence = _Sequence(nodes, members, homes)
     cuts: dict[int, str] = {}

@@ -70,9 +70,10 @@ def test_what_the_target_has_no_lowering_for_is_an_island_here_as_it_is_there(me
 def test_a_stand_in_plans_as_the_target_would_and_not_for_the_heap_of_the_host(meetings: Meetings) -> None:
     device = Accelerator("tpu", 0, jax.devices("cpu")[0])
     assert meetings.device.housekeeping.room is None and device.housekeeping.room is None
+    assert device.layered_from > HOST.layered_from
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Accelerator, "is_a_target", False)
-        assert device.housekeeping.room == HOST.housekeeping.room
+        assert device.housekeeping.room == HOST.housekeeping.room and device.layered_from == HOST.layered_from
     assert HOST.housekeeping.room is not None
 
 

@@ -55,6 +55,15 @@ def test_layers_are_cut_where_they_hand_on_least() -> None:
     assert sizes(plan) == [1, 40, 40, 40, 40, 40, 39]
 
 
+def test_a_device_may_want_longer_regions_whole() -> None:
+    nodes = layers(6, 40, product=True)
+    homes = {0: HOME, **{r.vid: r.home for n in nodes for r in n.results}}
+    live = frozenset([nodes[-1].results[0].vid])
+    for least, expected in ((len(nodes), 7), (len(nodes) + 1, 1)):
+        made = make_plan(nodes, live, frozenset(), homes, {}, 10_000, END, layered_from=least)
+        assert len(made.regions) == expected
+
+
 def test_short_layers_share_a_region() -> None:
     inner = sizes(plan_of(layers(30, 10, product=True)))[1:-1]
     assert set(inner) == {40} and PART <= 40
