@@ -91,7 +91,8 @@ def show(name: str, target: str, jobs: int) -> tuple[float, float]:
         print(_row(name, mode["name"], mode["seconds"], mode["cycles"], mode["uncounted_kernels"], mode["launches"]))
     strict, fused = rows["strict"], rows["fused"]
     islands = ", ".join(cure["fault"].split()[0] for cure in told["advice"] if cure["kind"] == "island")
-    print(f"| `{name}` | strict / fused | {_ratio(strict, fused)} | | {islands and f'islands: {islands}'} |", flush=True)
+    told_of = f"islands: {islands}" if islands else ""
+    print(f"| `{name}` | strict / fused | {_ratio(strict, fused)} | | {told_of} |", flush=True)
     with suppress(KeyError):
         hand = by_hand(name, target)
         print(_row(name, "by hand in JAX", hand.seconds, hand.cycles, hand.uncounted_kernels, 1))
