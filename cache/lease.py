@@ -2,7 +2,8 @@
 
 A lease is a record in a store, under `lease/<key>`, that its holder changes at every heartbeat. Nobody compares
 clocks: a follower takes a lease for dead when it has itself seen the same record for the lease's time to live. So a
-holder that was killed delays nobody for longer than that, and a wrong clock delays nobody at all.
+holder that was killed delays nobody for longer than that, and a wrong clock delays nobody at all. On the holder's own
+host the system is asked as well: one that is dead delays nobody, and one that is stopped for a second.
 
 Leases only save work. Two holders, a lost lease or a store that is down cost a second compilation and nothing else.
 """
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fused_eager.cache import alive
 from fused_eager.cache.forks import call_after_fork
 from fused_eager.cache.key import Key
 from fused_eager.cache.read import Entry, Miss
@@ -27,7 +29,9 @@ from fused_eager.cache.tier import Tier
 WAITS = {
     "lease-free": "the other process is gone or gave up; ask for the flight again",
     "wait-timeout": "the other process is still at it",
+    "given-up": "the caller wants it no more, or does not want to wait for it",
 }
+STOPPED_S = 1.0  # seconds for which a holder has to be seen stopped: a profiler stops one for a moment
 MAX_TTL_S = 60.0  # whatever a record claims: an unauthenticated one must not stop a fleet
 _RECORD = re.compile(rb"([0-9a-f]{32}) ([0-9]{1,9}) ([0-9]{1,9}) ([ -~]{0,200})")
 _RECORD_BYTES = 4096
@@ -85,8 +89,9 @@ class Follow:
         self._leases = leases
         self._entry = entry
 
-    def wait(self, timeout_s: float) -> Entry | Miss:
-        """The entry as soon as it is there; else a Miss whose reason is a row of WAITS."""
+    def wait(self, timeout_s: float, given_up: Callable[[], bool] = lambda: False) -> Entry | Miss:
+        """The entry as soon as it is there; else a Miss whose reason is a row of WAITS. `given_up` is asked again and
+        again, twice a second at least: a wait that it ends takes no longer."""
         began = time.monotonic()
         pause = 0.01
         while True:
@@ -100,8 +105,19 @@ class Follow:
                 return result if isinstance(result, Entry) else Miss(self.key, "lease-free", result.tiers, waited)
             if waited >= timeout_s:
                 return Miss(self.key, "wait-timeout", result.tiers, waited)
+            if given_up():
+                return Miss(self.key, "given-up", result.tiers, waited)
             time.sleep(min(pause, max(0.0, timeout_s - waited)))
             pause = min(pause * 1.5, 0.5)
+
+
+@dataclass
+class _Seen:
+    """A record of somebody's, since when it has been that one, and its holder been seen stopped."""
+
+    record: bytes
+    since: float
+    stopped_since: float | None = None
 
 
 @dataclass
@@ -121,7 +137,6 @@ class Leases:
         self.ttl_s = min(ttl_s, MAX_TTL_S)
         self._count = count
         self._heart: threading.Thread | None = None
-        self._owner = re.sub(r"[^!-~]", "?", f"{socket.gethostname()}:{os.getpid()}")[:100]
         self._reset()
         call_after_fork(self._reset)
 
@@ -197,12 +212,19 @@ class Leases:
         now = time.monotonic()
         with self._changed:
             seen = self._seen.get((tier.label, name))
-            if seen is None or seen[0] != current:
+            if seen is None or seen.record != current:
                 if len(self._seen) > 10_000:
                     self._seen.clear()  # costs at most one more time to live each
-                self._seen[tier.label, name] = (current, now)
-                return False
-            return now - seen[1] >= ttl_s
+                seen = self._seen[tier.label, name] = _Seen(current, now)
+            elif now - seen.since >= ttl_s:
+                return True
+            state = alive.state_of(found[4].decode().partition(" ")[2]) if found else alive.UNKNOWN
+            if state != alive.STOPPED:
+                seen.stopped_since = None
+                return state == alive.DEAD
+            if seen.stopped_since is None:
+                seen.stopped_since = now
+            return now - seen.stopped_since >= min(STOPPED_S, ttl_s)
 
     def _start_heart(self) -> None:
         if self._heart is None or not self._heart.is_alive():
@@ -263,10 +285,12 @@ class Leases:
         # a forked child holds none of its parent's leases
         self._changed = threading.Lock()
         self._held: dict[Lead, _Holding] = {}
-        self._seen: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        host = re.sub(r"[^!-~]", "?", f"{socket.gethostname()}:{os.getpid()}")[:100]
+        self._owner = f"{host} {alive.mark()}".rstrip()
         self._heart = None
 
 
 def _owner(record: bytes) -> str:
     found = _RECORD.fullmatch(record)
-    return found[4].decode() if found else ""
+    return found[4].decode().partition(" ")[0] if found else ""

@@ -168,9 +168,10 @@ class Cache:
         self._event("follow", key=key.digest, tier=got.tier, owner=got.owner)
         return Follow(self.peek, self._leases, key, None)
 
-    def fetch(self, key: Key, wait_s: float) -> Entry | Lead | Miss:
+    def fetch(self, key: Key, wait_s: float, given_up: Callable[[], bool] = lambda: False) -> Entry | Lead | Miss:
         """Lookup with single flight, for callers that can wait: an Entry to use, a Lead to make it and publish, or,
-        when others took longer than `wait_s`, a Miss("wait-timeout") to make it without a lead."""
+        when others took longer than `wait_s`, a Miss("wait-timeout") to make it without a lead; or a Miss("given-up")
+        as soon as `given_up`, which is asked again and again, says so."""
         deadline = time.monotonic() + wait_s
         result = self.lookup(key)
         while isinstance(result, Miss):
@@ -178,7 +179,7 @@ class Cache:
             if isinstance(flight, Lead):
                 return flight
             left = deadline - time.monotonic()
-            result = flight.wait(max(0.0, left))
+            result = flight.wait(max(0.0, left), given_up)
             if isinstance(result, Miss) and (result.reason != "lease-free" or left <= 0):
                 return result
             if isinstance(result, Miss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +10,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import cache_alone
 import pytest
+from fused_eager.cache import alive
 from fused_eager.cache.key import Key
 from fused_eager.cache.lease import MAX_TTL_S, WAITS, Follow, Lead, Leases
 from fused_eager.cache.local import LocalStore
@@ -171,6 +174,48 @@ def test_fetch_waits_no_longer_than_asked():
     assert lead.held
 
 
+def test_a_wait_ends_as_soon_as_it_is_given_up():
+    shared = MemoryStore(label="shared")
+    lead = on(shared).flight(KEY)
+    asked = []
+    began = time.monotonic()
+    got = on(shared).fetch(KEY, 60.0, lambda: asked.append(1) or len(asked) == 3)
+    assert isinstance(got, Miss) and got.reason == "given-up" in WAITS and time.monotonic() - began < 10
+    assert lead.held
+    lead.release()
+    assert isinstance(on(shared).fetch(KEY, 60.0, lambda: True), Lead), "where there is nothing to wait for"
+
+
+def test_a_holder_that_is_stopped_for_a_moment_keeps_its_lease(monkeypatch):
+    now, state = [1000.0], [alive.STOPPED]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(alive, "state_of", lambda mark: state[0])
+    shared = MemoryStore(label="shared")
+    shared.put(f"lease/{KEY.digest}", b"0" * 32 + b" 0 10000 host:1 mark")
+    leases = Leases([Tier(shared)], 10.0, lambda label, what: None)
+    for seen, passed in ((alive.STOPPED, 0.9), (alive.ALIVE, 0.9), (alive.STOPPED, 0.9), (alive.STOPPED, 0.0)):
+        state[0] = seen
+        assert not leases.is_free(KEY) and leases.take(KEY).owner == "host:1"
+        now[0] += passed
+    now[0] += 1.0
+    assert leases.is_free(KEY) and isinstance(leases.take(KEY), Lead)
+
+
+def test_a_forked_child_speaks_for_itself():
+    told = cache_alone.run("""
+import os
+from fused_eager.cache.lease import Leases
+leases = Leases([], 10.0, print)
+child = os.fork()
+if child == 0:
+    print(os.getpid() == int(leases._owner.partition(" ")[0].rpartition(":")[2]), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.getpid() == int(leases._owner.partition(" ")[0].rpartition(":")[2]))
+""")
+    assert told == "True\nTrue\n"
+
+
 def spawn(urls, tmp_path, *, processes, keys, seconds, ttl, first=0):
     """`processes` workers on empty local tiers of their own, ready to start at a line on stdin."""
     children = []
@@ -222,3 +267,26 @@ def test_a_holder_killed_in_mid_compile_delays_nobody_for_long(shared_url, tmp_p
     for child in others:
         assert child.communicate()[0] == "ok\n" and child.returncode == 0
     assert made(tmp_path) == {Key({"n": 0}).digest: 2}  # the dead one's, and one of the others
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_of_this_host_that_is_killed_or_stopped_delays_nobody(number, tmp_path):
+    url = f"file://{tmp_path / 'shared'}"
+    (other,) = spawn(url, tmp_path, processes=1, keys=1, seconds=0.1, ttl=50.0)
+    (holder,) = spawn(url, tmp_path, processes=1, keys=1, seconds=3600, ttl=50.0, first=1)
+    try:
+        go(holder)
+        while not (tmp_path / "log").exists() or not made(tmp_path):
+            time.sleep(0.02)
+        go(other)
+        time.sleep(0.3)
+        assert other.poll() is None  # it waits for the holder
+        began = time.monotonic()
+        holder.send_signal(number)
+        assert other.communicate()[0] == "ok\n" and other.returncode == 0
+        assert time.monotonic() - began < 25, "half of the time to live"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert made(tmp_path) == {Key({"n": 0}).digest: 2}
