@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FIRST, EVERY = 1.0, 10.0  # seconds
+# Each says whether it is in vain to wait for what another process makes: a rank is lost, which may be the one, and
+# whoever waits has an error to raise.
+IN_VAIN: list[Callable[[], bool]] = []
 _NOW: dict[int, list[str | Callable[[], str]]] = {}  # what each thread waits for, the innermost last
+
+
+def is_in_vain() -> bool:
+    """Whether nobody shall wait for another process now."""
+    return any(says() for says in IN_VAIN)
 
 
 def doing(thread: int) -> str:

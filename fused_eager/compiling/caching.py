@@ -30,7 +30,7 @@ from ..log.events import LOG
 from ..lowering.failed import NodeFailed
 from ..planning.room import wanted
 from ..policy.segment import Choice
-from ..progress import waiting
+from ..progress import is_in_vain, waiting
 from . import background, canonical, emit, surroundings
 from .compile import Settings
 from .executable import Executable, Failure, Made, Unloadable, failure_blobs, from_blobs, to_blobs
@@ -162,7 +162,8 @@ class Keeper:
             return f"waiting for what another process makes of {name}"
 
         with waiting(what, progress):
-            found = self.cache.fetch(key, self.wait)
+            # At its end a program compiles nothing, and where a rank is lost the others have an error to raise.
+            found = self.cache.fetch(key, self.wait, lambda: background.is_closing() or is_in_vain())
         if following.owner is not None:
             seconds = time.perf_counter() - began
             came = "entry" if isinstance(found, Entry) else "lead" if isinstance(found, Lead) else found.reason

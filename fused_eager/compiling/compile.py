@@ -103,8 +103,10 @@ def load_or_compile(computation: Computation, settings: Settings) -> Executable:
     found = MEMORY.get(key)
     if found is not None:
         return found
+    _others(_LOCK, computation, settings)
     with _LOCK:
         flight = _FLIGHTS.setdefault(key, threading.Lock())
+    _others(flight, computation, settings)
     with flight:
         try:
             found = MEMORY.get(key)
@@ -114,6 +116,14 @@ def load_or_compile(computation: Computation, settings: Settings) -> Executable:
         finally:
             _FLIGHTS.pop(key, None)
     return found
+
+
+def _others(lock: threading.Lock, computation: Computation, settings: Settings) -> None:
+    """Wait for the thread that compiles, and let it be known that this is what is waited for. Whoever takes the lock
+    then may wait again, as another thread may be faster."""
+    if lock.locked():
+        with waiting(f"compiling {computation.name}, after what another thread compiles", settings.progress), lock:
+            pass
 
 
 def _of_kin(computation: Computation, settings: Settings) -> Executable | None:
@@ -132,6 +142,7 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
 
     def make() -> Made:
         # One at a time: XLA takes all cores by itself.
+        _others(_LOCK, computation, settings)
         with _LOCK, waiting(f"compiling {computation.name}", progress):
             emit.compiling(computation.name)
             made = build(computation, bounds, settings.in_subprocess, settings.device)

@@ -25,7 +25,7 @@ from torch import distributed
 from ..config import Config
 from ..errors import FusedEagerError
 from ..log.events import LOG
-from ..progress import EVERY
+from ..progress import EVERY, doing
 from . import sockets
 from .channel import Channel, StoreGone
 from .faults import CollectivesDiffer, Fault, RankLost
@@ -339,12 +339,14 @@ class Heartbeat:
 
     def _end_if_stuck(self) -> None:
         """The connections have been cut. Whatever waits on in a collective waits for something else: for a store, whose
-        connection is cut next; or for what nobody can interrupt, and then the process ends."""
+        connection is cut next; or for what nobody can interrupt, and then the process ends. What the library itself
+        lets it wait for, as a compilation, ends without the others, and then the collective fails."""
         began, worked, line, cut = 0.0, 0.0, "", False
         while not self._stopped.wait(0.2):
             at, waited = place(), time.monotonic() - began
             is_idle = time.process_time() - worked < IDLE * waited
-            if not (at.is_sure and at.line == line and is_idle):
+            is_ours = bool(doing(threading.main_thread().ident or 0))
+            if is_ours or not (at.is_sure and at.line == line and is_idle):
                 began, worked, line, cut = time.monotonic(), time.process_time(), at.line, False
                 continue
             if waited > STUCK / 2 and not cut and self.channel.port:

@@ -17,6 +17,7 @@ from torch import distributed
 
 from fused_eager.cache.exits import call_at_exit, error_at_exit, fail_at_exit, note_codes
 
+from .. import progress
 from ..config import Config
 from ..errors import FusedEagerError
 from . import order, status
@@ -51,6 +52,7 @@ def join(store: Any, rank: int, size: int, options: Config) -> None:
         began.start()
         if not _watched:
             call_at_exit(_ends)
+            progress.IN_VAIN.append(_has_failed)
             _watched.append(_chain_excepthook())
             _follow_default_group()
             note_codes()
@@ -106,6 +108,12 @@ def _attempt(store: Any) -> str:
     of_gloo = distributed.PrefixStore("cpu/", store)
     address = of_gloo.get("0/0") if is_shared(store) and of_gloo.check(["0/0"]) else b""
     return f"{hashlib.sha256(address).hexdigest()[:16]}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _has_failed() -> bool:
+    """Whether a rank of the job is lost."""
+    found = current()
+    return found is not None and found.fault is not None and found.is_of(distributed.group.WORLD)
 
 
 def _ends() -> None:
@@ -197,7 +205,7 @@ def refuse_if_failed(where: str) -> None:
         CollectivesDiffer: the ranks have called different ones.
     """
     found = current()
-    if found is not None and found.fault is not None and found.is_of(distributed.group.WORLD):
+    if found is not None and _has_failed():
         raise found.error(where)
 
 

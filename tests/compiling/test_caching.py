@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import torch
 from fused_eager.cache import Key, generate
+from fused_eager.cache.lease import Held, Leases
 from fused_eager.fusion_rules.lowering import NoLowering
 
-from fused_eager import OptionError, fused_eager
+from fused_eager import OptionError, fused_eager, progress
 from fused_eager.bounded import Bounded
-from fused_eager.compiling import caching, executable, surroundings
+from fused_eager.compiling import background, caching, executable, surroundings
 from fused_eager.compiling import compile as compiling
 from fused_eager.config import resolve
 from fused_eager.executing import load as loading
@@ -483,10 +484,31 @@ def test_a_holder_that_is_killed_delays_nobody_for_long(tmp_path: Path) -> None:
     assert holder.stdout is not None and holder.stdout.readline() == "compiling\n"
     follower = start("small", tmp_path / "b", "0.01", **environ)
     _go([follower])
-    time.sleep(0.5)
+    assert follower.stdout is not None and follower.stdout.readline() == "following\n"
     holder.send_signal(signal.SIGKILL)
     killed = time.monotonic()
     out = json.loads(follower.communicate(timeout=120)[0].splitlines()[-1])
     assert time.monotonic() - killed < 20
     holder.communicate()
     assert out["counts"]["compile"] == 3 and out["counts"]["cache-wait"] >= 1
+
+
+@pytest.mark.parametrize("why", ["a rank is lost", "the program ends"])
+def test_nobody_waits_on_where_that_is_in_vain(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host holds the lease, so that nothing is known of it, and for an hour at least."""
+    in_vain = threading.Event()
+    monkeypatch.setattr(progress, "IN_VAIN", [in_vain.is_set] if why == "a rank is lost" else [])
+    monkeypatch.setattr(Leases, "take", lambda self, key: Held("shared", "another:1"))
+    monkeypatch.setattr(Leases, "is_free", lambda self, key: False)
+    keeper = caching.keeper(resolve({"cache": "", "cache_dir": str(tmp_path), "cache_wait": 3600.0}))
+    assert keeper is not None
+    found: list[Any] = []
+    waits = threading.Thread(target=lambda: found.append(keeper._fetch(Key({"n": 1}), "1 op", False)), daemon=True)
+    waits.start()
+    time.sleep(0.3)
+    assert waits.is_alive()
+    in_vain.set()
+    if why == "the program ends":
+        monkeypatch.setattr(background._QUEUE, "closing", True)
+    waits.join(20)
+    assert found == [None], "it goes on by itself"

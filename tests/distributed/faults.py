@@ -9,6 +9,7 @@ the library, which in a child of a process that has it leaves everything to torc
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -174,6 +175,36 @@ def stop_in_backward(c: Case) -> None:
 @case
 def kill_in_backward(c: Case) -> None:
     _in_backward(c, _die)
+
+
+def _while_it_compiles(c: Case, fault: Callable[[], object]) -> None:
+    """The others are in a collective, and want what it has begun to compile."""
+    from fused_eager.compiling import compile as compiling
+
+    def build(*args: Any, **named: Any) -> Any:
+        c.say("compiles")
+        time.sleep(2.0)  # the others are in the collective
+        c.say("fault")
+        fault()
+
+    c.start()
+    with c.context():
+        if c.rank == c.victim:
+            compiling.build = build
+        while c.rank != c.victim and "compiles" not in said_by(c.folder, c.victim):
+            time.sleep(0.02)
+        c.step(0)
+    c.say("done")
+
+
+@case
+def kill_while_it_compiles(c: Case) -> None:
+    _while_it_compiles(c, _die)
+
+
+@case
+def stop_while_it_compiles(c: Case) -> None:
+    _while_it_compiles(c, _stop)
 
 
 @case
@@ -385,12 +416,19 @@ def _tcp(c: Case) -> Any:
 # ---- running them -------------------------------------------------------------------------------------------------
 
 
+def said_by(folder: Path, rank: int) -> str:
+    """All that a rank has said until now."""
+    path = folder / f"{rank}.said"
+    return path.read_text() if path.exists() else ""
+
+
 def _rank(name: str, c: Case) -> None:
     """The body of a forked rank: it ends as any program does."""
     for number, end in ((1, "out"), (2, "err")):
         fd = os.open(c.folder / f"{c.rank}.{end}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(fd, number)
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(30 + 4 * c.heartbeat)  # of one that is still there then: where it is
     try:
         FAULTS[name](c)
     except Exception:
@@ -421,6 +459,7 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
         FUSED_EAGER_CACHE_DIR=str(folder / "cache"), FUSED_EAGER_HEARTBEAT=str(heartbeat),
         FUSED_EAGER_ARRIVAL=str(heartbeat if name == "never_arrive" else 60), FUSED_EAGER_DEVICES="1",
         FUSED_EAGER_CHECK_COLLECTIVES="1" if name == "differ" else "0",
+        FUSED_EAGER_COMPILE="wait" if name.endswith("it_compiles") else "auto",
     )  # fmt: skip
     pids = []
     for rank in range(world):
@@ -437,8 +476,7 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
         codes[rank], at[rank] = code, when
     said: dict[int, list[Any]] = {}
     for rank in range(world):
-        path = folder / f"{rank}.said"
-        said[rank] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        said[rank] = [json.loads(line) for line in said_by(folder, rank).splitlines()]
     faults = [when for of in said.values() for when, what in of if what == "fault"]
     raised = [when for rank, of in said.items() for when, what in of if what == "raised" and rank != victim]
     out = {

@@ -19,6 +19,7 @@ FINE = (
 )
 LOST = (
     *("kill", "stop", "leave", "end_early", "throw", "kill_in_backward", "stop_in_backward", "store_gone"),
+    *("kill_while_it_compiles", "stop_while_it_compiles"),
     *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
 )
 DOORS = ("cpu", "tpu")
@@ -86,6 +87,13 @@ def test_a_rank_that_is_stopped_and_one_that_strays() -> None:
     assert "is stopped" in stopped["errors"][0] and "waiting for rank 1" in stopped["errors"][0]
     assert "(in all_reduce at " in stopped["errors"][0], "as the program names it, and not what waits"
     check_differ(differ)
+
+
+def test_nobody_waits_for_what_a_lost_rank_compiles() -> None:
+    """The others are in a collective whose operand it was to compile: they compile it, and learn that it is lost."""
+    for result in run([("kill_while_it_compiles", "tpu"), ("stop_while_it_compiles", "tpu")], 2, 2.0):
+        check_lost(result, 2)
+        assert result["ended"] < 2 * 2 + 10, f"it took {result['ended']} s to end"
 
 
 @pytest.mark.slow

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from fused_eager.ranks.heartbeat import Seen
-from fused_eager.ranks.status import Status, this_host
+from fused_eager import progress
+from fused_eager.ranks import heartbeat
+from fused_eager.ranks.faults import Fault
+from fused_eager.ranks.heartbeat import EXIT_CODE, Heartbeat, Seen
+from fused_eager.ranks.status import Place, Status, this_host
 
 SPINS = "print('ready', flush=True)\nwhile True: pass"
 SLEEPS = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
@@ -85,3 +90,26 @@ def test_nothing_is_known_of_a_process_elsewhere() -> None:
     seen = Seen()
     seen.take(Status(1, beat=1, host="elsewhere", pid=os.getpid()))
     assert not look(seen, 2).works()
+
+
+def test_a_compilation_in_a_collective_is_no_wait_that_nothing_can_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    beat: Heartbeat = object.__new__(Heartbeat)
+    beat.rank, beat.fault, beat._stopped = 0, Fault("gone", 1, "is lost"), threading.Event()
+    beat.channel = SimpleNamespace(port=0)  # type: ignore[assignment]
+
+    def ended(code: int) -> None:
+        codes.append(code)
+        beat._stopped.set()
+
+    monkeypatch.setattr(heartbeat, "os", SimpleNamespace(_exit=ended))
+    monkeypatch.setattr(heartbeat, "place", lambda: Place("train.py:1", "all_reduce", is_sure=True))
+    monkeypatch.setattr(heartbeat, "IDLE", 1e9)  # whatever this process is at besides
+    monkeypatch.setattr(heartbeat, "STUCK", 0.5)
+    watcher = threading.Thread(target=beat._end_if_stuck, daemon=True)
+    with progress.waiting("compiling 3 ops", False):
+        watcher.start()
+        watcher.join(2.0)
+        assert not codes and watcher.is_alive()
+    watcher.join(30)
+    assert codes == [EXIT_CODE]
