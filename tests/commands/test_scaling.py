@@ -50,7 +50,7 @@ def test_what_is_not_for_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         forecasting.main(["train.py"], "forecast")
     assert "give --target, or --ranks" in capsys.readouterr().err
-    assert forecasting.main(["--ranks", "8", "--link", "string", "train.py"], "forecast") == 2
+    assert forecasting.main(["--ranks", "8", "--link", "string", __file__], "forecast") == 2
     assert "no link 'string'; known are gloo, " in capsys.readouterr().err
 
 

@@ -62,7 +62,9 @@ def _compiles(file: str) -> None:
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_what_is_stopped_leaves_no_process_behind(end: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "worker"
-    do = f"if __name__ == '__main__': _compiles({str(file)!r})"
+    # What is started in the background, as these tests may be, ignores SIGINT.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    do = f"if __name__ == '__main__':\n    {heeds}\n    _compiles({str(file)!r})"
     (tmp_path / "program.py").write_text(f"from tests.compiling.test_crossing import _compiles\n{do}")
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     parent = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], env=environ, stderr=subprocess.PIPE)

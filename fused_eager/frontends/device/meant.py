@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
 
 from .doors import CURRENT, WATCHES
 
@@ -45,11 +47,18 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
 def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def made(*args: Any, **kwargs: Any) -> Any:
-        if CURRENT[0] and "device" in kwargs:
-            kwargs["device"] = _completed(kwargs["device"])
+        if CURRENT[0]:
+            device = kwargs.get("device")
+            kwargs["device"] = _completed(_default() if device is None else device)
         return original(*args, **kwargs)
 
     return made
+
+
+def _default() -> torch.device | None:
+    """The device of the innermost `with torch.device(...)`, or of `torch.set_default_device`."""
+    modes = _get_current_function_mode_stack()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def _install() -> None:
@@ -57,6 +66,7 @@ def _install() -> None:
     kind: Any = torch.Tensor
     package: Any = torch
     kind.to = _to(kind.to)
+    UninitializedTensorMixin._allowed_methods.append(kind.to)  # of lazy modules, which may be moved
     for name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
         original = getattr(package, name)
         made, script = _maker(original), torch.jit._builtins._find_builtin(original)
