@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import torch
@@ -64,6 +65,7 @@ def never_waits(rank: int) -> None:
 def main() -> None:
     spawn = torch.tpu.distributed.spawn
     if sys.argv[1:]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
         spawn(never_waits, (), 2)
     spawn(sums, (3.0,), 2)
     for function, words in ((fails, "a bad batch"), (spawns, "is a rank already")):
