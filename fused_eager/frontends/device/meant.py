@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
@@ -65,8 +64,9 @@ def _install() -> None:
     _device_constructors()  # which remembers them as they are
     kind: Any = torch.Tensor
     package: Any = torch
+    lazy: Any = torch.nn.parameter
     kind.to = _to(kind.to)
-    UninitializedTensorMixin._allowed_methods.append(kind.to)  # of lazy modules, which may be moved
+    lazy.UninitializedTensorMixin._allowed_methods.append(kind.to)  # of lazy modules, which may be moved
     for name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
         original = getattr(package, name)
         made, script = _maker(original), torch.jit._builtins._find_builtin(original)
