@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,14 +122,30 @@ def _positions(a: Axis | Adaptive) -> np.ndarray:
     return np.where(real, table, first)
 
 
-def is_nan(x: jax.Array) -> Any:
+def _is_nan(x: jax.Array) -> Any:
     return x != x if jnp.issubdtype(x.dtype, jnp.floating) else False
 
 
-def better(v: jax.Array, i: jax.Array, w: jax.Array, j: jax.Array) -> jax.Array:
+def _better(v: jax.Array, i: jax.Array, w: jax.Array, j: jax.Array) -> jax.Array:
     """Whether ATen, scanning a window in order, would end with `(w, j)` of these two: first maximum, last nan."""
-    both = is_nan(v) & is_nan(w)
-    return jnp.where(both, j > i, (is_nan(w) & ~both) | (w > v) | ((w == v) & (j < i)))
+    both = _is_nan(v) & _is_nan(w)
+    return jnp.where(both, j > i, (_is_nan(w) & ~both) | (w > v) | ((w == v) & (j < i)))
+
+
+def lowest(dtype: Any) -> Any:
+    """What no element is below."""
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+
+
+def first_maximum(dtype: Any) -> tuple[tuple[Any, Any], Callable[[Any, Any], Any]]:
+    """What a reduction of pairs of an element and its place begins with, and the one of two pairs that ATen ends with.
+    In whatever order pairs are combined, it is the same one."""
+
+    def pick(one: Any, two: Any) -> Any:
+        take = _better(*one, *two)
+        return jnp.where(take, two[0], one[0]), jnp.where(take, two[1], one[1])
+
+    return (np.asarray(lowest(dtype), dtype), np.int32(np.iinfo(np.int32).max)), pick
 
 
 def _max_wide(
@@ -147,17 +164,9 @@ def _max_wide(
     if index is not None:
         places = places + gather(index)
 
-    def pick(one: Any, two: Any) -> Any:
-        take = better(one[0], one[1], two[0], two[1])
-        return jnp.where(take, two[0], one[0]), jnp.where(take, two[1], one[1])
-
-    start = (np.asarray(lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max))
+    start, pick = first_maximum(x.dtype)
     best, place = lax.reduce((gather(x), places), start, pick, (axis,))
     return best, place
-
-
-def lowest(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
 
 
 @variants
@@ -182,8 +191,8 @@ def max_windows(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Ar
                 v = a.tap(x, axis, t, fill)
                 here = at_axis(np.int32(a.position(t) * pitch), axis, x.ndim)
                 here = here if index is None else here + a.tap(index, axis, t, 0)
-                better = (v > best) | is_nan(v)
-                best, place = jnp.where(better, v, best), jnp.where(better, here, place)
+                take = (v > best) | _is_nan(v)
+                best, place = jnp.where(take, v, best), jnp.where(take, here, place)
             x, index = best, place
         pitch *= a.size
     assert index is not None

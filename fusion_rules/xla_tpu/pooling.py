@@ -9,14 +9,12 @@ of a scatter's time; but it keeps the one that it comes to first, and in which o
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..pool_windows import Adaptive, Axis, better, lowest, max_windows
+from ..pool_windows import Adaptive, Axis, first_maximum, max_windows
 
 
 @max_windows.on("tpu")
@@ -34,10 +32,6 @@ def by_window(x: jax.Array, axes: tuple[Axis | Adaptive, ...]) -> tuple[jax.Arra
     places = lax.reshape(lax.iota(np.int32, math.prod(cells)), cells)
     index = lax.broadcast_in_dim(places, x.shape, tuple(range(lead, x.ndim)))
 
-    def pick(one: Any, two: Any) -> Any:
-        take = better(*one, *two)
-        return jnp.where(take, two[0], one[0]), jnp.where(take, two[1], one[1])
-
-    start = np.asarray(lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max)
+    start, pick = first_maximum(x.dtype)
     best, place = lax.reduce_window((x, index), start, pick, sizes, strides, padding, window_dilation=dilation)
     return best, place
