@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from .axes import peak, total
+from .axes import total
 from .lower_attention import Heads, contracted
+from .lower_softmax import safe_softmax_along
 from .lowering import Context
 from .rule import OpClass, rule
 
@@ -39,8 +40,7 @@ def in_torch(
     Shapes: query `[B, H, L, E]`, key and value `[B, H or a part of it, S, E]`, kept `[B, H, L, S]` of booleans.
     """
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+    key, value = _shared(key, groups), _shared(value, groups)
     scores = query @ key.mT * _scale(scale, query)
     if attn_mask is not None:
         scores = scores + attn_mask
@@ -56,7 +56,7 @@ def _backward_in_torch(
     dropout_p: float, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     groups = query.shape[1] // key.shape[1]
-    keys, values = (t.repeat_interleave(groups, 1) for t in (key, value))
+    keys, values = _shared(key, groups), _shared(value, groups)
     part = 1 / (1 - dropout_p)
     grads = torch.where(kept, grad @ values.mT * part, 0.0) - (grad * out).sum(-1, keepdim=True)
     grads = probabilities * grads * _scale(scale, query)
@@ -66,6 +66,11 @@ def _backward_in_torch(
         return t.unflatten(1, (-1, groups)).sum(2) if groups > 1 else t
 
     return grads @ keys, gathered(grads.mT @ query), gathered(of_value)
+
+
+def _shared(t: Tensor, groups: int) -> Tensor:
+    """Keys or values, repeated for the query heads that share them."""
+    return t.repeat_interleave(groups, 1) if groups > 1 else t
 
 
 def _scale(scale: float | None, query: Any) -> float:
@@ -84,10 +89,7 @@ def attention_dropped(
 ) -> Any:  # fmt: skip
     run = Heads(query, key, attn_mask, is_causal, scale)
     s = run.scores(query, run.share(key), run.mask, 0)
-    top = peak(s, (3,))
-    powers = jnp.exp(s - top)
-    # A query that sees nothing gets 0, as in ATen.
-    p = jnp.where(top == -jnp.inf, 0, powers / total(powers, (3,)))
+    p = safe_softmax_along(cx, s, 3)  # a query that sees nothing gets 0, as in ATen
     dropped = _dropped(p.astype(query.dtype), kept, dropout_p)
     return contracted(dropped.astype(query.dtype), run.share(value), 1, 2), p
 

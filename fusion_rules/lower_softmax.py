@@ -18,9 +18,19 @@ def _top(cx: Context, x: Any, axis: int) -> Any:
     return separated(cx, x, peak(x, (axis,)))[0]
 
 
-def softmax_along(cx: Context, x: Any, axis: int, top: Any = None) -> Any:
-    """Softmax of a float array, of which `top` may be at hand; a row of -inf gives NaN, as in eager."""
-    powers = lax.exp(x - (_top(cx, x, axis) if top is None else top))
+def softmax_along(cx: Context, x: Any, axis: int) -> Any:
+    """Softmax of a float array; a row of -inf gives NaN, as in eager."""
+    return _below(cx, x, _top(cx, x, axis), axis)
+
+
+def safe_softmax_along(cx: Context, x: Any, axis: int) -> Any:
+    """Softmax of a float array in which a row of -inf, where everything is masked, gives 0 and not NaN."""
+    top = _top(cx, x, axis)
+    return where(top == -np.inf, 0, _below(cx, x, top, axis))
+
+
+def _below(cx: Context, x: Any, top: Any, axis: int) -> Any:
+    powers = lax.exp(x - top)
     return powers / separated(cx, x, total(powers, (axis,)))[0]
 
 
@@ -61,10 +71,9 @@ def log_softmax_backward(cx: Context, grad_output: Any, output: Any, dim: int, i
 
 @rule("_safe_softmax.default", OpClass.NORMALIZATION)
 def safe_softmax(cx: Context, self: Any, dim: int, dtype: Any = None) -> Any:
-    x, axis = _prepared(self if dtype is None else convert(self, dtype), dim)
-    top = _top(cx, x, axis)
-    # A row in which everything is masked is 0 here, not NaN.
-    return lax.reshape(where(top == -np.inf, 0, softmax_along(cx, x, axis, top)), self.shape)
+    return lax.reshape(
+        safe_softmax_along(cx, *_prepared(self if dtype is None else convert(self, dtype), dim)), self.shape
+    )
 
 
 def _mask_like(mask: Any, x: Any, mask_type: int | None) -> Any:
