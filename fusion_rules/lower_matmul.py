@@ -53,14 +53,17 @@ def _times(x: jax.Array, factor: Any, acc: np.dtype) -> jax.Array:
 
 
 def _affine(cx: Context, x: jax.Array, prod: jax.Array, beta: Any, alpha: Any) -> jax.Array:
-    """`beta * x + alpha * prod` in the accumulator's dtype; None stands for the default 1 and costs nothing."""
-    acc = prod.dtype
+    """`beta * x + alpha * prod` in the accumulator's dtype; None stands for the default 1 and costs nothing. A row is
+    added in the shape in which the result is read."""
+    acc, shape = prod.dtype, prod.shape
+    if cx.places.read_as is not None and x.ndim == 1 and cx.places.read_as[-1:] == shape[-1:]:
+        prod = prod.reshape(cx.places.read_as)
     x = x.astype(acc)
     if beta is not None:
         # ATen does not read `x` where beta is 0: its nan and inf must not come through.
         b = jnp.asarray(beta, acc)
         x = jnp.where(b == 0, jnp.zeros((), acc), x * b)
-    return jnp.broadcast_to(x, prod.shape) + _times(prod, alpha, acc)
+    return (jnp.broadcast_to(x, prod.shape) + _times(prod, alpha, acc)).reshape(shape)
 
 
 @rule(["mm.default", "_int_mm.default"], OpClass.CONTRACTION)
@@ -100,15 +103,7 @@ def bmm_dtype(cx: Context, self: Any, mat2: Any, out_dtype: Any) -> Any:
 
 @rule("addmm.default", OpClass.CONTRACTION)
 def addmm(cx: Context, self: Any, mat1: Any, mat2: Any, *, beta: Any = None, alpha: Any = None) -> Any:
-    return _rows_affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
-
-
-def _rows_affine(cx: Context, x: jax.Array, prod: jax.Array, beta: Any, alpha: Any) -> jax.Array:
-    """`_affine` of a matrix; a row is added in the shape in which the result is read."""
-    shape = cx.places.read_as
-    if shape is None or x.ndim != 1 or len(shape) < 2 or shape[-1] != prod.shape[-1]:
-        return _affine(cx, x, prod, beta, alpha)
-    return _affine(cx, x, prod.reshape(shape), beta, alpha).reshape(prod.shape)
+    return _affine(cx, self, matrices(cx, mat1, mat2), beta, alpha)
 
 
 @rule("addmm.dtype", OpClass.CONTRACTION, defines=True)
