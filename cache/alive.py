@@ -12,13 +12,14 @@ import os
 import re
 
 DEAD, STOPPED, ALIVE, UNKNOWN = "dead", "stopped", "alive", "unknown"
+ENDED = "ZXx"  # a process's state, as `ps` shows it
 _MARK = re.compile(r"([0-9]{1,10})\.([0-9]{1,20})\.([0-9a-f]{16})")
 
 
 def mark() -> str:
     """This process, in letters that mean something to `state_of` on this host; "" where it could tell nothing."""
     try:
-        found, where = _stat(os.getpid()), _where(os.geteuid())
+        found, where = stat_of(os.getpid()), _where(os.geteuid())
     except OSError:
         return ""
     return f"{os.getpid()}.{found[1]}.{where}" if found and where else ""
@@ -30,15 +31,15 @@ def state_of(mark: str) -> str:
     if parts is None or parts[3] != _where(os.geteuid()):
         return UNKNOWN
     try:
-        found = _stat(int(parts[1]))
+        found = stat_of(int(parts[1]))
     except OSError:
         return UNKNOWN
-    if found is None or found[0] in "ZXx" or found[1] != parts[2]:  # its number may be another one's by now
+    if found is None or found[0] in ENDED or found[1] != parts[2]:  # its number may be another one's by now
         return DEAD
     return STOPPED if found[0] in "Tt" else ALIVE
 
 
-def _stat(process: int) -> tuple[str, str] | None:
+def stat_of(process: int) -> tuple[str, str] | None:
     """Its state as `ps` shows it, and when it was started; None: there is no such process. Raises OSError."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from fused_eager.cache import alive
+
 from .. import progress
 from ..log import site
 
@@ -87,13 +89,10 @@ class Status:
         if self.host != this_host() or not self.pid:
             return ""
         try:
-            with open(f"/proc/{self.pid}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return "gone"
+            found = alive.stat_of(self.pid)
         except OSError:
             return ""
-        return "gone" if state in "ZX" else state
+        return "gone" if found is None or found[0] in alive.ENDED else found[0]
 
     def processor_time(self) -> float:
         """The seconds for which its process has had a processor, and its threads have stood in the system's queue for
