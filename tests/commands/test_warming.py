@@ -33,6 +33,14 @@ for step in range(9):
 """
 
 
+@pytest.fixture
+def a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache in a folder, and no look at whether the target's compiler is there."""
+    monkeypatch.setattr(warming, "obstacle", lambda: "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
+    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
+
+
 def warm(program: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     script = folder / "program.py"
     script.write_text(program)
@@ -130,13 +138,11 @@ def test_numbers_that_make_no_sense_are_refused(
         (forecasting.main, ["--ranks", "2", "--link", "dcn"]),
     ],
 )
+@pytest.mark.usefixtures("a_cache")
 def test_a_program_that_is_not_there_is_named(
-    command: Callable[[list[str], str], int], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Callable[[list[str], str], int], arguments: list[str], tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(warming, "obstacle", lambda: "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
     assert command([*arguments, str(tmp_path / "none.py")], "it") == 2
     assert capfd.readouterr().err == f"it: there is no file {str(tmp_path / 'none.py')!r}\n"
     page = str(tmp_path / "no folder" / "page.html")
@@ -167,12 +173,10 @@ def test_what_is_asked_wrongly_is_said(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("a_cache")
 def test_logs_without_regions_for_a_target_are_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warming, "obstacle", lambda: "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
     log = tmp_path / "run.jsonl"
     start = {"kind": "start", "t": 0, "v": 1, "job": "a", "pid": 1}
 
@@ -192,25 +196,21 @@ def test_logs_without_regions_for_a_target_are_refused_with_the_reason(
         assert "give SCRIPT or --from-log FILE" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("a_cache")
 def test_a_program_that_fails_fails_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "program.py").write_text("raise ValueError('of its own')")
-    monkeypatch.setattr(warming, "obstacle", lambda: "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
     assert warming.main(["--target", "v5e:2x2", str(tmp_path / "program.py")], "warm") == 1
     told = capfd.readouterr().err
     assert "ValueError: of its own" in told and "exit code 1" in told and "meeting.py" not in told
 
 
+@pytest.mark.usefixtures("a_cache")
 def test_a_program_without_tensors_on_the_device_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "program.py").write_text("import torch; print(torch.ones(3).sum())")
-    monkeypatch.setattr(warming, "obstacle", lambda: "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE", "")
-    monkeypatch.setenv("FUSED_EAGER_CACHE_DIR", str(tmp_path / "cache"))
     assert warming.main(["--target", "v5e:2x2", str(tmp_path / "program.py")], "warm") == 1
     assert "warm: the program computes nothing on the device 'tpu'" in capfd.readouterr().err
 
