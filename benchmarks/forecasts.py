@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import transformers_steps
+from benchmarks.table import geometric_mean
 from benchmarks.transformers_steps import MODELS
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("|" + "---|" * 6)
     names = given.workloads or (MODELS if given.transformers else STEPS)
     gains = [show(name, given.target, given.jobs) for name in names]
-    by_analysis, by_cycles = (math.exp(sum(map(math.log, each)) / len(each)) for each in zip(*gains, strict=True))
+    by_analysis, by_cycles = (geometric_mean(each) for each in zip(*gains, strict=True))
     print(f"\nGeometric means of strict / fused: {by_analysis:.2f}, by cycles {by_cycles:.2f}")
 
 

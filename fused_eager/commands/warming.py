@@ -36,6 +36,7 @@ from ..targets.topology import obstacle
 from ..xla import use_the_cpu_alone
 
 MODES = ("fused", "strict", "debug")
+_COST = {field.name for field in fields(Cost)}
 
 
 class CannotRun(Exception):
@@ -159,9 +160,6 @@ def from_logs(files: Sequence[str], target: Target, salt: str) -> tuple[list[Met
     return found, left
 
 
-COST = {field.name for field in fields(Cost)}
-
-
 def warmed(
     found: Sequence[Met], target: Target, keeper: Keeper, jobs: int, costs: dict[Key, Cost] | None = None
 ) -> Warmed:
@@ -175,7 +173,7 @@ def warmed(
     for key in names:
         entry = keeper.cache.spread(key)  # what is in this host's folder alone is of no use to the others
         cost = entry.manifest.metadata.get("cost") if isinstance(entry, Entry) else None
-        if cost is not None and set(cost) != COST:  # of an older version
+        if cost is not None and set(cost) != _COST:  # of an older version
             cost = None
         if isinstance(entry, Entry) and (costs is None or cost is not None or "executable" not in entry.blobs):
             done.hits += 1
