@@ -4,6 +4,7 @@ numbers."""
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import os
 import re
@@ -75,12 +76,37 @@ def start(platform: str | None = None) -> list[Any]:
         RuntimeError: JAX cannot start that platform.
     """
     was = getattr(xla_bridge, "_at_fork_handler_installed", True)
+    have_libtpu_load_quietly()
     try:
         return list(jax.devices(platform))
     finally:
         if not was and hasattr(os, "register_at_fork"):
             # After JAX's own hook, so that it is called before that.
             os.register_at_fork(before=_forking, after_in_parent=_forked, after_in_child=_forked)
+
+
+# Without these libtpu asks a metadata server of Google's which machine this is, complains on stderr about the answer,
+# writes log files and takes a lock that keeps a second process out.
+_WITHOUT_A_TPU = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+def has_libtpu() -> bool:
+    """Whether XLA's compiler for TPUs is installed. Loads nothing."""
+    return os.path.isfile(os.environ.get("TPU_LIBRARY_PATH", "")) or importlib.util.find_spec("libtpu") is not None
+
+
+def have_libtpu_load_quietly() -> None:
+    """Have libtpu, where it is installed, load quietly on a host without a TPU, which JAX has found out as it was
+    imported: JAX loads it as it starts, and so does a target. It reads some of the variables late, so they stay."""
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and has_libtpu():
+        for name, value in _WITHOUT_A_TPU.items():
+            os.environ.setdefault(name, value)
 
 
 _silences: list[warnings.catch_warnings[None]] = []

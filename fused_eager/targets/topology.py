@@ -6,25 +6,15 @@ For a TPU that compiler is the wheel `libtpu`, which is nobody's dependency: it 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 import threading
 from typing import Any
 
 from fused_eager.fusion_rules.deferred import jax
 
+from .. import xla
 from ..errors import FusedEagerError
 from .target import Target, TargetError
 
-# Without these libtpu asks a metadata server of Google's which machine this is, complains on stderr about the answer,
-# writes log files and takes a lock that keeps a second process out.
-_ALONE = {
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-    "TPU_MIN_LOG_LEVEL": "3",
-}
 _lock = threading.Lock()
 
 
@@ -34,7 +24,7 @@ class NoCompiler(FusedEagerError):
 
 def obstacle() -> str:
     """Why nothing can be compiled for a TPU here; empty if it can. Loads nothing."""
-    if os.path.isfile(os.environ.get("TPU_LIBRARY_PATH", "")) or importlib.util.find_spec("libtpu") is not None:
+    if xla.has_libtpu():
         return ""
     return "libtpu is not installed (pip install 'fused-eager[tpu]'; Linux on x86-64)"
 
@@ -58,20 +48,12 @@ def _devices(target: Target) -> tuple[Any, ...]:
     shape = {"chips_per_host_bounds": (1, 1, 1)} if max(target.shape) == 1 else {}
     from jax.experimental import topologies
 
-    _be_quiet()
+    xla.have_libtpu_load_quietly()
     try:
         found = topologies.get_topology_desc(platform=target.platform, topology_name=str(target), **shape)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         raise TargetError(f"XLA's compiler has no topology {target}: {str(error)[:200]}") from error
     return tuple(found.devices)
-
-
-def _be_quiet() -> None:
-    """Have libtpu load quietly on a host without a TPU, which JAX has found out as it was imported. It reads some of
-    the variables late, so they stay."""
-    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":
-        for name, value in _ALONE.items():
-            os.environ.setdefault(name, value)
 
 
 def bounds(devices: Any) -> dict[str, list[int]]:

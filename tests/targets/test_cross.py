@@ -25,12 +25,12 @@ from tests.streams import recorded
 """
 
 
-def child(program: str, **environment: str) -> tuple[Any, str]:
+def child(program: str, prologue: str = PROLOGUE, **environment: str) -> tuple[Any, str]:
     """What a program prints last, as JSON, and its stderr."""
     # Not those that JAX sets where it finds no TPU.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
     done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + program],
+        [sys.executable, "-c", prologue + program],
         env={**inherited, "JAX_PLATFORMS": "cpu", **environment},
         capture_output=True,
         text=True,
@@ -70,6 +70,19 @@ print(json.dumps(found))
     found, told = child(program)
     kinds = [Target.parse(text).chip.kind for text in texts]
     assert found == [[kind, ["about", "executable"]] for kind in kinds] and told == ""
+
+
+@needs_libtpu
+def test_a_program_without_a_target_starts_quietly_beside_it(tmp_path: Path) -> None:
+    # JAX looks for a TPU as it starts, and loads libtpu for that.
+    program = """
+import json, os, fused_eager, torch
+fused_eager.register("tpu")
+print(json.dumps([(torch.ones(3, device="tpu") * 2).sum().item(), os.environ.get("TPU_LOG_DIR")]))
+"""
+    found, told = child(program, "", JAX_PLATFORMS="", TMPDIR=str(tmp_path), FUSED_EAGER_CACHE="off")
+    assert found == [6.0, "disabled"] and told == "tpu: 1 device, simulated by the CPU\n"
+    assert not [name for name in os.listdir(tmp_path) if "tpu" in name]
 
 
 @needs_libtpu
