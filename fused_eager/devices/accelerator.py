@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -269,10 +270,10 @@ def zeros(home: Home, device: Any) -> jax.Array:
 
 def unpaged(home: Home, device: Any) -> jax.Array:
     """The same where the host stands in for the device, in fresh memory of the system's: it has no pages before it is
-    written. Aligned so that JAX takes it as it is."""
+    written. Mapped, since the C library hands out what was freed before, cleared, and then it has pages."""
     dtype, shape = home
-    room = np.zeros(nbytes_of(home) + _ALIGNED, np.uint8)
-    skipped = -room.ctypes.data % _ALIGNED
-    flat = room[skipped : skipped + nbytes_of(home)].view(JAX_DTYPE[dtype])
+    nbytes = nbytes_of(home)
+    room = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flat = np.frombuffer(room, np.uint8, nbytes).view(JAX_DTYPE[dtype])
     with enable_x64(True):
         return jax.device_put(flat.reshape(shape), device, may_alias=True)

@@ -19,7 +19,7 @@ from fused_eager.bounded import Bounded
 from fused_eager.compiling import compile as compiling
 from fused_eager.compiling import met
 from fused_eager.compiling.met import Meetings, Met, Op, meeting
-from fused_eager.devices.accelerator import Accelerator, AcceleratorBuffer
+from fused_eager.devices.accelerator import Accelerator, AcceleratorBuffer, unpaged
 from fused_eager.devices.host.device import HOST
 from fused_eager.executing import load
 from fused_eager.targets.device import TargetDevice
@@ -94,6 +94,20 @@ def test_without_values_what_nobody_has_written_takes_no_memory_either(monkeypat
     buffer.lift()
     assert buffer.array is not None and buffer.array.shape == (1 << 14, 1 << 14) and float(buffer.array[5, 7]) == 0
     assert _resident() - before < 1 << 28
+
+
+def test_values_of_a_few_megabytes_take_none_either_where_such_memory_was_freed_before() -> None:
+    # After that the C library hands out cleared memory of its own, which has pages.
+    freed = [np.ones(30 << 20, np.uint8) for _ in range(3)]
+    del freed
+    before = _resident()
+    held = [unpaged((torch.bfloat16, (2048, 2048)), HOST.xla) for _ in range(100)]
+    assert all(float(each[5, 7]) == 0 for each in held)
+    assert _resident() - before < 1 << 27
+
+
+def test_an_empty_value_has_no_memory_to_take() -> None:
+    assert unpaged((torch.float32, (0, 3)), HOST.xla).shape == (0, 3)
 
 
 def _resident() -> int:
