@@ -19,7 +19,7 @@ WORKERS ?= --numprocesses auto --dist worksteal
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_WAIT_POLICY
 
-.PHONY: demo test test-fast coverage test-device test-dist test-tpu test-clients test-full test-services test-wheel test-upstream
+.PHONY: demo test test-fast coverage test-device test-dist test-targets test-tpu test-clients test-full test-services test-wheel test-upstream
 .PHONY: bench bench-compare bench-peers bench-programs check-speed lint format docs clean
 
 demo: .venv/.made
@@ -51,7 +51,13 @@ test-clients: .venv/.made-clients
 	$(BIN)/python -m tests.clients --write docs/clients.md
 	$(BIN)/python -m pytest tests/clients -m "slow or not slow" -k "every_mode or not client_computes" $(ARGS)
 
-# Every row of the fusion rules, compiled for a TPU by XLA's compiler for it: needs `libtpu`, and no TPU. Writes the page.
+# What a change must not break for TPUs: the tests that need XLA's compiler for them, `libtpu`, and each row of the fusion
+# rules in float32. Needs no TPU.
+test-targets: .venv/.made-tpu
+	$(BIN)/python -m pytest tests/targets -m "not slow and not services" $(WORKERS) $(ARGS)
+	$(BIN)/python -m tests.targets.rows --against docs/tpu_ops.md
+
+# The same in all dtypes, and the rest of those tests. Writes the page.
 test-tpu: .venv/.made-tpu
 	$(BIN)/python -m pytest tests/targets -m "slow or not slow" $(ARGS)
 	$(BIN)/python -m tests.targets.rows --dtypes all \

@@ -236,6 +236,24 @@ def as_markdown(rows: Sequence[Row], known: Sequence[str]) -> str:
     return "\n".join([*lines, ", ".join(f"`{_plain(op)}`" for op in without)]) + "\n"
 
 
+def refused_on(page: str) -> set[tuple[str, str]]:
+    """The rows and dtypes that a page says are refused; a row "all" is there for each."""
+    table = page.partition("## What is refused")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")]
+    return {(op, name) for op, names in cells[1:] for name in names.split(", ")}
+
+
+def newly_refused(rows: Sequence[Row], page: str) -> list[str]:
+    """What rows were refused that the page knows nothing of, in words."""
+    known = refused_on(page)
+    return [
+        f"{_plain(row.op)} in {name}: {why}"
+        for row in rows
+        for name, why in row.refused.items()
+        if not {(_plain(row.op), name), ("all", name)} & known
+    ]
+
+
 def _plain(op: str) -> str:
     return op.removeprefix("aten.")
 
@@ -298,6 +316,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--write", metavar="FILE", help="the page about the rows")
     parser.add_argument("--read", nargs="*", metavar="FILE", help="compile nothing: take what earlier runs printed")
+    parser.add_argument("--against", metavar="FILE", help="fail if a row is refused that this page does not list")
     parser.add_argument("names", nargs="*", help="entries of the corpus, or rows: those are called by hand")
     given = parser.parse_args()
     from fused_eager.xla import use_the_cpu_alone
@@ -321,6 +340,10 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(asdict(row)), flush=True)
     _write(rows, given.write)
+    if given.against is not None:
+        new = newly_refused(rows, Path(given.against).read_text())
+        print(f"{len(rows)} rows, {len(new)} refused that {given.against} does not list", *new, sep="\n")
+        sys.exit(bool(new))
 
 
 def _write(rows: Sequence[Row], file: str | None) -> None:

@@ -13,7 +13,7 @@ from fused_eager.fusion_rules import RULES
 from fused_eager.targets import topology
 
 from .calls import BY_HAND
-from .rows import Row, as_markdown, merged
+from .rows import Row, as_markdown, merged, newly_refused
 
 # One of each kind: elementwise, a product, a convolution, a norm, a sort, a scan. The last
 # ones are called by hand.
@@ -57,6 +57,17 @@ def test_the_page_tells_what_was_refused_and_what_was_not_tried() -> None:
 def test_the_last_run_has_the_last_word_on_a_dtype() -> None:
     (row,) = merged([Row("a", "t", {"bool": 1.0}, {"int8": "no"}), Row("a", "t", {"int8": 2.0}, {"bool": "no"})])
     assert row.compiled == {"int8": 2.0} and row.refused == {"bool": "no"}
+
+
+def test_a_row_that_the_page_does_not_list_as_refused_is_told_of() -> None:
+    refused = dict.fromkeys(("float32", "bool"), "why | so")
+    rows = [Row("aten.a.default", "v5e:2x2", {}, refused), Row("aten.b.default", "v5e:2x2", {"bool": 1.0})]
+    page = as_markdown(rows, [])
+    assert newly_refused(rows, page) == []
+    rows.append(Row("aten.b.default", "v5e:2x2", {}, {"int8": "it broke"}))
+    assert newly_refused(rows, page) == ["b.default in int8: it broke"]
+    most = [Row(f"aten.{i}.default", "v5e:2x2", {}, {"complex128": "none at all"}) for i in range(50)]
+    assert newly_refused(most, as_markdown(most, [])) == [] and len(newly_refused(most, page)) == 50
 
 
 def test_a_reason_that_most_rows_have_is_one_line() -> None:
