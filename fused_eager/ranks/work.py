@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -166,11 +167,20 @@ class FollowedWork(c10d.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait for other ranks."""
+        """Whether `wait` would not have to wait for other ranks. Then the results are where they belong, as a program
+        may look at them without another word."""
+        if not self._has_come():
+            return False
+        with contextlib.suppress(RuntimeError):  # `wait` raises it
+            self.block(is_raised=False)
+        return True
+
+    def _has_come(self) -> bool:
         return self._is_finished or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
         """Whether it has been completed without an error."""
+        self.is_completed()
         return self._is_finished or bool(self._work.is_success())
 
     def exception(self) -> Any:

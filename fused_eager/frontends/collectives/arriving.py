@@ -17,24 +17,31 @@ from ...devices.arrivals import EXPECTED
 from ...devices.buffer import LOCK
 from ...ranks.work import Finish, FollowedWork
 
+# Gloo's works of these never say that they are completed. Who asks waits.
+SILENT = frozenset({"reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"})
+
 
 class ArrivingWork(FollowedWork):
     """A work whose results are waited for where they are used.
 
     Arguments:
         storages: those that it writes; where there are none, `wait` is what waits.
+        is_silent: it is one of `SILENT`.
     """
 
-    def __init__(self, work: Any, finish: Finish, told: str, storages: list[torch.UntypedStorage]):
+    def __init__(
+        self, work: Any, finish: Finish, told: str, storages: list[torch.UntypedStorage], is_silent: bool = False
+    ):
         # Results are put back under the runtime's lock, which whoever waits for one of them may hold.
         super().__init__(work, finish, told, once=LOCK)
         self._storages = storages
         self._is_expected = False
+        self._is_silent = is_silent
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Have whoever uses a result wait for it. With a timeout, and if there is nothing to wait for any more, wait
         here. Raises as `block`."""
-        if timeout or not self._storages or super().is_completed():
+        if timeout or not self._storages or self.has_come():
             return self.block(timeout)
         self._is_expected = True
         for storage in self._storages:
@@ -42,8 +49,11 @@ class ArrivingWork(FollowedWork):
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait. After it, it is: whoever asks has waited."""
+        """As on any work. After `wait` it is: whoever asks has waited."""
         return self.block() if self._is_expected else super().is_completed()
+
+    def _has_come(self) -> bool:
+        return self._is_silent or self.has_come()
 
     def get_future(self) -> Any:
         """As on any work. Who has waited may look at its value at once, as the reducer does from C++."""
@@ -57,7 +67,7 @@ class ArrivingWork(FollowedWork):
 
     def has_come(self) -> bool:
         """Whether all ranks have done their part, or it has failed."""
-        return super().is_completed()
+        return super()._has_come()
 
     def _finished(self, waited: float | None = None) -> Any:
         with LOCK:

@@ -3,6 +3,7 @@ of a collective, which lets the other ranks run while it is waited for."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -118,12 +119,16 @@ class WorkWithin(c10d.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not have to wait. The others run once, so that who asks again and again is answered."""
+        """Whether `wait` would not have to wait; then the results are where they belong. The others run once, so that
+        who asks again and again is answered."""
         if self._results is None and self._error is None and not self._ready():
             turns, me = here()
             turns.refuse(me, self._where)
             turns.pass_on(me)
-        return self._results is not None or self._error is not None or self._ready()
+        if self._results is None and self._error is None and self._ready():
+            with contextlib.suppress(RuntimeError):  # `wait` raises it
+                self.wait()
+        return self._results is not None or self._error is not None
 
     def is_success(self) -> bool:
         """Whether it has been completed without an error."""

@@ -33,7 +33,7 @@ from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
 from . import grouping, lacking, reducers
-from .arriving import ArrivingWork
+from .arriving import SILENT, ArrivingWork
 from .promised import of_a_cut
 
 Tensor = torch.Tensor
@@ -124,8 +124,9 @@ def _kernel(row: Collective) -> Callable[..., Any]:
             return None  # a monitored barrier
         goes_on = row.is_for_all and DOORS[0].stream.config.mode == "fused"
         storages = copies.storages if goes_on else []
-        work = ArrivingWork(c10d.Work.unbox(boxed), finish, described(row, group, place), storages).boxed()
-        return (given[names[0]], work) if isinstance(out, tuple) else work
+        told_of = described(row, group, place)
+        work = ArrivingWork(c10d.Work.unbox(boxed), finish, told_of, storages, row.op in SILENT)
+        return (given[names[0]], work.boxed()) if isinstance(out, tuple) else work.boxed()
 
     return kernel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -167,6 +168,16 @@ def asynchronously(d: str) -> Any:
         work.wait()
         assert work.is_completed()
     return x, y, z
+
+
+@program("each")
+def asked_until_it_is_there(d: str) -> Any:
+    """Nobody waits, and what a completed collective has written is read."""
+    x, parts = numbers(d, 3), [room(d, 3) for _ in range(WORLD)]
+    works = [dist.all_reduce(x, async_op=True), dist.all_gather(parts, numbers(d, 3) * 2, async_op=True)]
+    while not all(work.is_completed() for work in works):
+        time.sleep(0.001)
+    return x, parts
 
 
 @program("each")

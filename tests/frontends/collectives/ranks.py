@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 import fused_eager.tpu  # noqa: F401  (the device, and its backend)
 from fused_eager import report
-from tests.distributed.suites import PROGRAMS, RANK, WORLD, numbers, program
+from tests.distributed.suites import PROGRAMS, RANK, WORLD, numbers, program, room
 from tests.distributed.suites.training import net, trained
 
 BACKENDS: dict[str, str | None] = {"default": None}  # by suite; any other takes the device's own by its name
@@ -332,6 +332,20 @@ def handles(d: str) -> Any:
         expected = (sum(((torch.arange(5) % 7 + 1) * (r + 1)).to(torch.float32) for r in range(WORLD)) * SCALE).tolist()
         assert future.wait() == [expected]
         assert work.wait() and x.tolist() == expected
+        x = numbers(device, 5)
+        until_it_is_there(dist.all_reduce(x, op=operation("PREMUL_SUM"), async_op=True))
+        assert x.tolist() == expected
+    part = room(d, 5)
+    until_it_is_there(dist.reduce_scatter_tensor(part, numbers(d, 5).repeat(WORLD), async_op=True))
+    assert part.tolist() == numbers("cpu", 5).div(RANK + 1).mul(WORLD * (WORLD + 1) // 2).tolist()
+
+
+def until_it_is_there(work: Any) -> None:
+    """Ask a work whether it is completed. Gloo's own of a reduce-scatter never says so."""
+    deadline = time.monotonic() + 60
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @program("table")
