@@ -8,8 +8,9 @@ and no two wait for one another.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +20,7 @@ from ...ranks.work import Finish, FollowedWork
 
 # Gloo's works of these never say that they are completed. Who asks waits.
 SILENT = frozenset({"reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"})
+AT_ONCE = 2  # so many are on their way: nobody sees that one has come, and each holds memory of the host's
 
 
 class ArrivingWork(FollowedWork):
@@ -29,6 +31,8 @@ class ArrivingWork(FollowedWork):
         is_silent: it is one of `SILENT`.
     """
 
+    _silent: ClassVar[list[ArrivingWork]] = []
+
     def __init__(
         self, work: Any, finish: Finish, told: str, storages: list[torch.UntypedStorage], is_silent: bool = False
     ):
@@ -38,12 +42,22 @@ class ArrivingWork(FollowedWork):
         self._is_expected = False
         self._is_silent = is_silent
 
+    @classmethod
+    def make_room(cls) -> None:
+        """One of `SILENT` is about to start: wait for the oldest if there are too many. What one has failed with is
+        raised where its result is used."""
+        while len(cls._silent) >= AT_ONCE:
+            with contextlib.suppress(RuntimeError):
+                cls._silent.pop(0).block(is_raised=False)
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Have whoever uses a result wait for it. With a timeout, and if there is nothing to wait for any more, wait
         here. Raises as `block`."""
         if timeout or not self._storages or self.has_come():
             return self.block(timeout)
         self._is_expected = True
+        if self._is_silent and self not in self._silent:
+            self._silent.append(self)
         for storage in self._storages:
             EXPECTED[storage._cdata] = self
         return True
@@ -75,7 +89,10 @@ class ArrivingWork(FollowedWork):
             for cdata in mine:  # else putting them back would wait for them
                 del EXPECTED[cdata]
             try:
-                return super()._finished(waited)
+                results = super()._finished(waited)
+                if self in self._silent:
+                    self._silent.remove(self)
+                return results
             except BaseException:
                 EXPECTED.update(dict.fromkeys(mine, self))
                 raise

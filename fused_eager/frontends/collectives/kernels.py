@@ -79,11 +79,17 @@ class Copies:
         """Those that are written."""
         return [storage_of(t) for t, _, _ in self._written.values()]
 
+    def sent(self) -> None:
+        """The group has begun. It holds what it reads itself, and the device's tensors need not wait for it."""
+        self._read.clear()
+
     def put_back(self) -> list[Tensor]:
-        """Give the device's tensors what has been written; they are returned."""
+        """Give the device's tensors what has been written; they are returned. Once."""
         for _, place, twin in self._written.values():
             transfers.copy_(place, twin)
-        return [t for t, _, _ in self._written.values()]
+        results = [t for t, _, _ in self._written.values()]
+        self._written.clear()  # a program may keep its work
+        return results
 
 
 def _run_what_is_read(row: Collective, given: dict[str, Any], reason: Reason) -> None:
@@ -101,6 +107,8 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = c10d.ProcessGroup.unbox(given["process_group"])
         await_all(come=True)
+        if row.op in SILENT:
+            ArrivingWork.make_room()
         await_values(list(given.values()))
         serving = _serve_the_host(group)
         calls.begin(row.op, given, DOORS[0].stream.config, serving)
@@ -119,6 +127,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
 
         with job.explained(lambda: f"calls {row.op.strip('_')} at {place}"):
             out = op(**named)
+        copies.sent()
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
