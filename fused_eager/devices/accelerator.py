@@ -230,6 +230,15 @@ def moved(array: jax.Array, to: Any) -> jax.Array:
         return jax.device_put(array, to)
 
 
+def shaped(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """An array in another shape, where it is: JAX brings what a region made to its default device to compute."""
+    if array.shape == tuple(shape):
+        return array
+    (device,) = array.devices()
+    with enable_x64(True), jax.default_device(device):
+        return array.reshape(tuple(shape))
+
+
 @functools.lru_cache(maxsize=256)
 def _placement(dtype: np.dtype, count: int, device: Any) -> tuple[Any, Any]:
     return jax.core.ShapedArray((count,), dtype), jax.sharding.SingleDeviceSharding(device)

@@ -9,6 +9,7 @@ import torch
 from torch.utils import dlpack
 
 from fused_eager import fused_eager
+from fused_eager.frontends.device.doors import DOORS
 from fused_eager.frontends.device.exchange import array_of
 
 from .compare import TPU
@@ -98,3 +99,37 @@ def test_as_an_array_of_jaxs(x: torch.Tensor) -> None:
     found = array_of(x)
     assert found.shape == tuple(x.shape) and np.asarray(found).tolist() == x.tolist()
     assert str(found.dtype) == str(x.dtype).removeprefix("torch.")
+
+
+def test_what_is_handed_out_is_where_the_tensor_is() -> None:
+    """JAX computes with what a region has made on its default device, wherever that is: a reshape took it there."""
+    last = torch.device(TPU.type, torch.tpu.device_count() - 1)  # type: ignore[attr-defined]
+    for shape in ((3,), (1, 3), ()):
+        found = array_of(torch.ones(shape, device=last) + 1)
+        assert found.shape == shape and found.devices() == {DOORS[last.index].device.xla}
+        assert found.tolist() == torch.full(shape, 2.0).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("cut", [lambda x: x, lambda x: x.t(), lambda x: x[1:, 2], lambda x: x[:0]], ids=str)
+def test_a_copy_from_one_device_to_another(cut: object, dtype: torch.dtype) -> None:
+    assert callable(cut)
+    last = torch.device(TPU.type, torch.tpu.device_count() - 1)  # type: ignore[attr-defined]
+    x = cut((matrix() % 5).to(dtype))
+    there, into = x.to(last, copy=True), torch.zeros_like(cut(matrix().to(dtype).to(last)))
+    into.copy_(x)
+    expected = x.cpu()
+    x.zero_()
+    for found in (there, into):
+        assert found.device == last and found.dtype == dtype and found.shape == expected.shape
+        assert torch.equal(found.cpu().to(torch.complex64), expected.to(torch.complex64))
+    assert there.stride() == expected.to("cpu", copy=True).stride()
+
+
+def test_a_conjugate_goes_to_another_device_as_it_is_seen() -> None:
+    last = torch.device(TPU.type, torch.tpu.device_count() - 1)  # type: ignore[attr-defined]
+    x = torch.complex(matrix(), matrix() + 1)
+    assert torch.equal(x.conj().to(last).cpu(), x.cpu().conj()) and torch.equal(x.mH.to(last).cpu(), x.cpu().mH)
+    into = torch.zeros(3, 4, dtype=torch.complex64, device=last)
+    into.copy_(x.conj())
+    assert torch.equal(into.cpu(), x.cpu().conj())

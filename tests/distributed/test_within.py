@@ -43,9 +43,9 @@ def expected(suite: str, folder: Path, world: int) -> None:
             process.kill()
 
 
-def check(suite: str, folder: Path, world: int, **more: str) -> None:
+def check(suite: str, folder: Path, world: int, *by: str, **more: str) -> None:
     expected(suite, folder, world)
-    command = [*WITHIN, f"{world}", "-m", "tests.distributed.suites.within", str(folder), suite, "tpu"]
+    command = [*WITHIN, f"{world}", "-m", "tests.distributed.suites.within", str(folder), suite, "tpu", *by]
     out = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT, env=environment(folder, **more), capture_output=True, text=True, timeout=500,
@@ -60,6 +60,11 @@ def check(suite: str, folder: Path, world: int, **more: str) -> None:
 @of_suites("each")
 def test_programs_for_processes_come_to_the_same(suite: str, tmp_path: Path) -> None:
     check(suite, tmp_path, 4)
+
+
+@of_suites("each")
+def test_collectives_inside_xla_come_to_the_same(suite: str, tmp_path: Path) -> None:
+    check(suite, tmp_path, 4, "xla")
 
 
 @pytest.mark.slow

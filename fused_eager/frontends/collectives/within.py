@@ -24,23 +24,13 @@ from ...ranks.faults import Fault
 from ...ranks.table import BY_OP
 from ...ranks.turns import Rank, Turns
 from ...ranks.work import told
-from ..device import transfers
-from ..device.transfers import is_ours
-from . import combined
+from . import across, combined
 from .boards import Board, Call, WorkWithin, here
 from .combined import Given, Got
 from .grouping import noted
 from .promised import of_a_cut
 
 Tensor = torch.Tensor
-
-
-def _host(t: Tensor, reason: Reason) -> Tensor:
-    """A tensor as the others see it: on the host, and nobody writes it."""
-    with as_eager(), torch.no_grad():
-        if is_ours(t):
-            return transfers.to_host(t.detach(), reason).contiguous()
-        return t.detach().clone(memory_format=torch.preserve_format if t.is_sparse else torch.contiguous_format)
 
 
 def _put(t: Tensor, value: Tensor) -> None:
@@ -119,7 +109,7 @@ class GroupWithin(_Base):  # type: ignore[misc]
         turns.refuse(me, f"calls {called} at {at.line}")
         began = time.monotonic()
         reason = Reason("sync.collective", of_a_cut(row), place)
-        values = [_host(t, reason) for t in read]
+        values = [across.part(t, reason) for t in read]
         nbytes = sum(t.nbytes for t in values if not t.is_sparse)
         ended = told(BY_OP[row], self, nbytes, time.monotonic() - began, str(place))
         number, self._number = self._number, self._number + 1
@@ -135,7 +125,7 @@ class GroupWithin(_Base):  # type: ignore[misc]
         if len(call.given) == self.size():
             try:
                 with torch.no_grad(), as_eager():
-                    call.got = combine([call.given[r] for r in range(self.size())])
+                    call.got = across.together(combine, [call.given[r] for r in range(self.size())])
             except Exception as error:  # told to every rank
                 call.error = f"{words} cannot be done: {error}"
             call.given.clear()
@@ -249,7 +239,8 @@ class GroupWithin(_Base):  # type: ignore[misc]
         _, _, called = self._caller()
         way = (self._rank, to, tag)
         (t,) = _listed(tensors)
-        self._board.mail[way][self._sent[way]] = _host(t, Reason("sync.collective", "send", site.describe(site.here())))
+        reason = Reason("sync.collective", "send", site.describe(site.here()))
+        self._board.mail[way][self._sent[way]] = across.part(t, reason)
         self._sent[way] += 1
         return noted(self, WorkWithin(called or "send", lambda: True, lambda waited: [t], tuple))
 

@@ -13,9 +13,11 @@ from fused_eager.fusion_rules.geometry import home_shape, is_dense
 from fused_eager.fusion_rules.lowering import leaves, map_leaves
 from fused_eager.fusion_rules.spec import JAX_DTYPE, Spec, contiguous_strides
 
+from ...devices.accelerator import moved, shaped
 from ...devices.arrivals import await_values
 from ...devices.buffer import LOCK
 from ...devices.device import SEEN_AS
+from ...devices.home import home_of, nbytes_of
 from ...devices.storage import storage_of
 from ...executing.island import tell
 from ...log import site
@@ -85,6 +87,34 @@ def _fill(door: Door, t: Tensor, value: Tensor) -> None:
     recorded(door, _COPY, (t, to_device(door, value)), {})
 
 
+def of_array(door: Door, array: Any) -> Tensor:
+    """A tensor on a device, of an array there that nobody else has. The caller holds the lock."""
+    dtype, shape = home_of(array)
+    spec = Spec(shape, dtype, contiguous_strides(shape), SEEN_AS)
+    home = dtype, home_shape(spec)
+    made, b = door.device.new(spec, nbytes_of(home))
+    b.table[b.cdata] = b
+    door.forget(b, home)  # type: ignore[arg-type]
+    b.array = shaped(array, home[1])
+    return made
+
+
+def goes_between(t: Tensor) -> bool:
+    """Whether a tensor can be brought to another device without the host."""
+    return t.layout is torch.strided and t.dtype in JAX_DTYPE and t.numel() > 0
+
+
+def brought(door: Door, t: Tensor) -> Tensor:
+    """A contiguous copy on a device of a tensor that is on another one, which does not go through the host."""
+    of = DOORS[t.get_device()]
+    with torch.no_grad():
+        own = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    with LOCK:
+        array = shaped(of.array_of(of.buffer_of(own), _BETWEEN), own.shape)
+        return of_array(door, moved(array, door.device.xla))
+
+
+_BETWEEN = Reason("sync.value", "a copy to another device")
 DIFFER = (
     "Expected all tensors to be on the same device, but found at least two devices, {}! (when checking the arguments "
     "of {})"
@@ -103,10 +133,12 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         if self.dtype is src.dtype is torch.uint8 and _copied_as_it_is(door, self, src):
             return self
         return recorded(door, _COPY, (self, src), {})  # type: ignore[no-any-return]
-    value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
-    if value.shape != self.shape:
-        torch.empty(self.shape, device="meta").copy_(value.to("meta"))  # raises, as eager, if it does not fit
+    if src.shape != self.shape:
+        torch.empty(self.shape, device="meta").copy_(src.to("meta"))  # raises, as eager, if it does not fit
     begin_before_a_copy(door)
+    if is_ours(src) and goes_between(src):
+        return recorded(door, _COPY, (self, brought(door, src)), {})  # type: ignore[no-any-return]
+    value = to_host(src, Reason("sync.value", "aten.copy_.default")) if is_ours(src) else src
     _fill(door, self, value.expand(self.shape))
     return self
 

@@ -1,5 +1,5 @@
 """What a rank that is a thread runs: `python -m fused_eager run --device tpu --ranks-in-process N -m
-tests.distributed.suites.within FOLDER SUITE tpu`. Each rank leaves in the folder what is not as in plain torch.
+tests.distributed.suites.within FOLDER SUITE tpu [xla]`. Each rank leaves in the folder what is not as in plain torch.
 
 Plain torch's results are there before: processes have called the same with "cpu" and a store.
 """
@@ -50,6 +50,10 @@ def main() -> None:
     torch.set_num_threads(1)
     suite, _, wanted = suite.partition("/")
     importlib.import_module(f"tests.distributed.suites.{suite}")
+    if sys.argv[4:] == ["xla"]:  # as where the devices are chips
+        from fused_eager.frontends.collectives import across
+
+        across.ON_SIMULATED = True
     if device == "cpu":
         import fused_eager.tpu  # noqa: F401  (its backend has what gloo lacks)
     store = dist.FileStore(str(folder / "store"), WORLD) if device == "cpu" else None
