@@ -49,6 +49,15 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     }
 )
 _FORM = re.compile(r"(\w+):(\d+(?:x\d+)*)")
+_GPU = (
+    "XLA's compiler for GPUs comes with JAX's plugin for them and asks a GPU what it is. Run the program once on a "
+    "machine that has one, with a shared cache"
+)
+_CPU = (
+    "what is compiled for a CPU is for the processor of this host. Run the program once on a host of the other kind, "
+    "with a shared cache"
+)
+_NO_TARGETS = {"gpu": _GPU, "cuda": _GPU, "rocm": _GPU, "cpu": _CPU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,11 @@ class Target:
         Raises:
             TargetError: it names none; the text says what is wrong with it.
         """
-        found = _FORM.fullmatch(text.strip().lower())
+        text = text.strip().lower()
+        why = _NO_TARGETS.get(text.partition(":")[0])
+        if why is not None:
+            raise TargetError(f"{text!r} is no target: {why}")
+        found = _FORM.fullmatch(text)
         if found is None:
             form = f"write a chip ({', '.join(CHIPS)}) and its topology, as v5e:2x2, v5p:2x2x1 or v6e:8"
             raise TargetError(f"{text!r} is no target: {form}")

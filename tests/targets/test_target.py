@@ -45,6 +45,9 @@ def test_a_text_names_a_target_and_a_target_backoffs_it(text: str, name: str) ->
         ("v5e:64x64", "the largest slice of v5e is 16x16"),  # XLA's compiler ends its process
         ("v5p:2x2x32", "the largest slice of v5p is 16x20x28"),
         ("v5e:0x2", "no chips"),
+        ("gpu:h100", "'gpu:h100' is no target: .*a machine that has one"),
+        ("CUDA", "a machine that has one, with a shared cache"),
+        ("cpu:avx2", "for the processor of this host. Run the program once on a host of the other kind"),
     ],
 )
 def test_what_names_none_is_refused_in_words(text: str, words: str) -> None:
