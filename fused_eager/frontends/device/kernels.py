@@ -222,11 +222,11 @@ def _to_copy(
         named = {"dtype": dtype, "memory_format": memory_format}
         return _RECORDED_COPY(self, **{k: v for k, v in named.items() if v is not None})  # type: ignore[no-any-return]
     as_it_is = dtype in (None, self.dtype) and memory_format in (None, torch.contiguous_format, torch.preserve_format)
-    if ours and device is not None and device.type == self.device.type and as_it_is and self.is_contiguous():
+    to_another = ours and device is not None and device.type == self.device.type
+    if to_another and as_it_is and self.is_contiguous() and transfers.goes_between(self):
         door = named_door(device)
-        if transfers.goes_between(self):
-            queues.begin_before_a_copy(door)
-            return transfers.brought(door, self)
+        queues.begin_before_a_copy(door)
+        return transfers.brought(door, self)
     value = transfers.to_host(self, Reason("sync.value", "aten._to_copy.default")) if ours else self
     out = aten._to_copy.default(value, dtype=dtype, layout=layout, memory_format=memory_format)
     if device is not None and device.type == torch._C._get_privateuse1_backend_name():
