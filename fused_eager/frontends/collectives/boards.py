@@ -33,7 +33,13 @@ class Call:
     given: dict[int, Given] = field(default_factory=dict)
     got: Got | None = None
     error: str = ""
-    taken: int = 0
+
+    def take(self, rank: int) -> list[Tensor] | None:
+        """What a rank of the group gets. Nothing holds it any more, so that each rank may reuse the memory, and all have
+        the same regions."""
+        assert self.got is not None
+        got, self.got[rank] = self.got[rank], None
+        return got
 
 
 @dataclass(slots=True)

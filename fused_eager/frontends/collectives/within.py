@@ -135,7 +135,7 @@ class GroupWithin(_Base):  # type: ignore[misc]
         def finish(waited: float) -> list[Tensor]:
             if call.error:
                 raise RuntimeError(call.error)
-            got = (call.got or [])[self._rank]
+            got = call.take(self._rank)
             if got is not None:
                 for (_, t), value in zip(targets, got, strict=True):
                     _put(t, value)
