@@ -101,14 +101,14 @@ def _key(seed: Any, offset: Any) -> Any:
     return jax.random.fold_in(jax.random.fold_in(key, low), high)
 
 
-@rule("fused_eager.random_uniform.default", OpClass.FACTORY, hoist=["seed", "offset"], defines=True)
+@rule("fused_eager.random_uniform.default", OpClass.FACTORY, hoist=["seed", "offset"])
 def random_uniform(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Numbers from [0, 1)."""
     dtype = JAX_DTYPE[cx.out[0].dtype]
     return jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, dtype)
 
 
-@rule("fused_eager.random_mask.default", OpClass.FACTORY, hoist=["seed", "offset", "p"], defines=True)
+@rule("fused_eager.random_mask.default", OpClass.FACTORY, hoist=["seed", "offset", "p"])
 def random_mask(cx: Context, size: Any, seed: Any, offset: Any, p: Any, **options: Any) -> Any:
     """Booleans, of which each is False with probability `p`."""
     drawn = jax.random.uniform(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, np.float32)
@@ -128,7 +128,6 @@ def computed_once(mask: Any) -> Any:
     hoist=["seed", "offset", "mean", "std"],
     alone=True,
     note="a region by itself: the last bits of a logarithm depend on how the loop around it is vectorised",
-    defines=True,
 )
 def random_normal(cx: Context, size: Any, seed: Any, offset: Any, mean: Any, std: Any, **options: Any) -> Any:
     """Numbers of a normal distribution."""
@@ -137,7 +136,7 @@ def random_normal(cx: Context, size: Any, seed: Any, offset: Any, mean: Any, std
     return drawn * lax.convert_element_type(std, dtype) + lax.convert_element_type(mean, dtype)
 
 
-@rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"], defines=True)
+@rule("fused_eager.random_bits.default", OpClass.FACTORY, hoist=["seed", "offset"])
 def random_bits(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Whole numbers from [0, 2^63)."""
     bits = jax.random.bits(_key(jnp.asarray(seed), jnp.asarray(offset)), cx.out[0].shape, jnp.uint64)
@@ -166,7 +165,6 @@ _NO_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
     hoist=["seed", "offset"],
     alone=True,
     note="a region by itself, as `random_normal` is",
-    defines=True,
 )
 def random_exponential(cx: Context, size: Any, seed: Any, offset: Any, **options: Any) -> Any:
     """Numbers of the exponential distribution of rate 1, none of them 0: programs divide by them."""
@@ -178,12 +176,7 @@ def random_exponential(cx: Context, size: Any, seed: Any, offset: Any, **options
     return -jnp.log1p(-jnp.clip(u, max=dtype.type(1 - jnp.finfo(dtype).epsneg)))
 
 
-@rule(
-    "fused_eager.multinomial_of.default",
-    OpClass.SORT,
-    may_raise=True,
-    defines=True,  # that it refuses zeros says nothing of other weights
-)
+@rule("fused_eager.multinomial_of.default", OpClass.SORT, may_raise=True)
 def multinomial_of(cx: Context, self: Any, drawn: Any, num_samples: int, replacement: bool) -> Any:
     """Positions along the last dimension, drawn by weights that need not add up to 1. One of weight 0 is never drawn
     before all others are.

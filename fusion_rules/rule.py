@@ -77,6 +77,7 @@ class Rule:
     `alone`: it is a region by itself, for its last bits would depend on what it is fused with and may not.
 
     `defines` says that the op is what its row says: there is no kernel of ATen's to be asked what it takes and returns.
+    Of this library's own ops (`fused_eager.*`) there is none.
 
     `own` are the lowerings of the platforms that have one of their own; `lower` is for any other. What else a row says
     holds on every platform: it decides what is recorded, and keys.
@@ -131,8 +132,10 @@ def rule(
     def enter(lower: Lowering) -> Lowering:
         for op in [ops] if isinstance(ops, str) else ops:
             name = op if op.count(".") > 1 else f"aten.{op}"
-            raising = may_raise or cls in _RAISING
-            made = Rule(name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note, defines)
+            raising, ours = may_raise or cls in _RAISING, name.startswith("fused_eager.")
+            made = Rule(
+                name, cls, lower, promote, frozenset(keep), frozenset(hoist), raising, alone, note, defines or ours
+            )
             known = RULES.get(name)
             RULES[name] = made if known is None and platform == platforms.ANY else _joined(known, made, platform)
         return lower

@@ -35,8 +35,8 @@ class Call:
     error: str = ""
 
     def take(self, rank: int) -> list[Tensor] | None:
-        """What a rank of the group gets. Nothing holds it any more, so that each rank may reuse the memory, and all have
-        the same regions."""
+        """What a rank of the group gets. Nothing holds it any more, so that each rank may reuse the memory, and all
+        have the same regions."""
         assert self.got is not None
         got, self.got[rank] = self.got[rank], None
         return got
