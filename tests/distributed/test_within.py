@@ -67,6 +67,16 @@ def test_collectives_inside_xla_come_to_the_same(suite: str, tmp_path: Path) -> 
     check(suite, tmp_path, 4, "xla")
 
 
+@pytest.mark.parametrize("mode", ["fused", "strict"])
+def test_what_xla_has_not_between_devices_the_host_does(mode: str, tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, *WITHIN, "4", "-m", "tests.distributed.across"],
+        cwd=ROOT, env=environment(tmp_path, FUSED_EAGER_MODE=mode), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr[-4000:]
+    assert sorted(out.stdout.splitlines()) == [f"rank {rank} has all" for rank in range(4)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "debug", "off"])
 def test_in_each_mode(mode: str, tmp_path: Path) -> None:

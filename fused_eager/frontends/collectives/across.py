@@ -97,9 +97,14 @@ def _is_one_array(given: Sequence[Given]) -> bool:
 
 def summed(x: Any, kind: str, size: int) -> Any:
     wide = x.astype(jax.numpy.float32) if x.dtype in (jax.numpy.float16, jax.numpy.bfloat16) else x  # rounded once
-    reduce = {"MIN": jax.lax.pmin, "MAX": jax.lax.pmax}.get(kind, jax.lax.psum)
-    out = reduce(wide, AXIS)
-    return (out / size if kind == "AVG" else out).astype(x.dtype)
+    if kind not in ("MIN", "MAX"):
+        out = jax.lax.psum(wide, AXIS)
+        return (out / size if kind == "AVG" else out).astype(x.dtype)
+    out = jax.lax.pmin(wide, AXIS) if kind == "MIN" else jax.lax.pmax(wide, AXIS)
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.floating):  # between devices XLA leaves NaN out
+        some = jax.lax.psum(jax.numpy.isnan(wide).astype(jax.numpy.int32), AXIS)
+        out = jax.numpy.where(some > 0, jax.numpy.nan, out)
+    return out.astype(x.dtype)
 
 
 def scattered(x: Any, kind: str, size: int) -> Any:
