@@ -4,12 +4,17 @@ Torch tells its observers (the profiler, ITT and NVTX, the execution trace) of e
 long before a dispatch mode sees it. So the program's ops are told of by torch itself, with their shapes, sequence
 numbers and stacks. What the library calls on the way, shape inference, rehearsals, the op itself in its native form,
 would be told of as well, and is `hidden`; where ATen runs an op at once, what its kernel calls is `shown`.
+
+The same holds for the frames of Python that the profiler follows with `with_stack`: it is an interpreter's hook, which
+hidden code suspends. (Python 3.10 has no such call; there they are seen.)
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
+import sys
 import threading
 from typing import Any
 
@@ -26,27 +31,55 @@ _CPU = DispatchKeySet(DispatchKey.CPU)
 
 class _Thread(threading.local):
     is_hidden = False
+    is_suspended = False  # torch's hook, for Python's frames
 
 
 _thread = _Thread()
+_HOOK = "TraceContext"  # the type of what torch's hook is set with: other profilers of Python go on
+
+
+def _of_the_interpreter(name: str, *types: Any) -> Any:
+    """A function of Python's C API; None where it has none of this name."""
+    return ctypes.PYFUNCTYPE(*types)((name, ctypes.pythonapi)) if hasattr(ctypes.pythonapi, name) else None
+
+
+_state = _of_the_interpreter("PyThreadState_Get", ctypes.c_void_p)
+_suspend = _of_the_interpreter("PyThreadState_EnterTracing", None, ctypes.c_void_p)
+_resume = _of_the_interpreter("PyThreadState_LeaveTracing", None, ctypes.c_void_p)
 
 
 class _Seen:
-    """What the body calls is told to observers, or is not."""
+    """What the body calls is told to observers, or is not.
 
-    __slots__ = ("before",)
+    The hook is suspended and resumed in these two methods and not in what they call: it sees one of them begin and the
+    other end, and takes them for one frame, in which the body's time passed.
+    """
+
+    __slots__ = ("before", "turns")
     hides: bool
 
     def __enter__(self) -> None:
-        self.before = _thread.is_hidden
-        if self.before is not self.hides:
-            _thread.is_hidden = self.hides
-            _record(not self.hides)
+        self.before, self.turns = _thread.is_hidden, False
+        if self.before is self.hides:
+            return
+        _thread.is_hidden = self.hides
+        _record(not self.hides)
+        if self.hides:
+            if _suspend is not None and type(sys.getprofile()).__name__ == _HOOK:
+                self.turns = _thread.is_suspended = True
+                _suspend(_state())
+        elif _thread.is_suspended:
+            self.turns, _thread.is_suspended = True, False
+            _resume(_state())
 
     def __exit__(self, *error: Any) -> None:
-        if self.before is not self.hides:
-            _thread.is_hidden = self.before
-            _record(not self.before)
+        if self.before is self.hides:
+            return
+        _thread.is_hidden = self.before
+        _record(not self.before)
+        if self.turns:
+            _thread.is_suspended = not self.hides
+            (_resume if self.hides else _suspend)(_state())
 
 
 class hidden(_Seen):
@@ -61,6 +94,11 @@ class shown(_Seen):
 
     __slots__ = ()
     hides = False
+
+
+def is_hidden() -> bool:
+    """Whether this thread is in code that observers are told nothing of."""
+    return _thread.is_hidden
 
 
 def through(op: Any, args: Any, kwargs: Any) -> Any:

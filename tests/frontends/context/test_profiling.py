@@ -431,3 +431,63 @@ def test_an_op_goes_through_as_it_would_be_called(op: Any, args: Any, kwargs: An
     looks = [(t.shape, t.stride(), t.dtype, t.device, t.is_conj()) for t in (out, wanted)]
     assert looks[0] == looks[1]
     assert out.is_meta or torch.equal(out, wanted)
+
+
+# ---- Python's frames (`with_stack`) ---------------------------------------------------------------------------------
+
+
+def chains(seen: Any) -> list[tuple[str, ...]]:
+    """Each op that was seen of the program, with the program's own frames above it, in order."""
+    found: list[tuple[int, tuple[str, ...]]] = []
+
+    def walk(event: Any, above: tuple[str, ...]) -> None:
+        name = event.name
+        if name.startswith("aten::"):
+            found.append((event.start_time_ns, (*above, name)))
+        elif Path(__file__).name in name:
+            above = (*above, name.rpartition(": ")[2])
+        for child in event.children:
+            walk(child, above)
+
+    for root in seen.kineto_results.experimental_event_tree():
+        walk(root, ())
+    return [chain for _, chain in sorted(found)]
+
+
+def outer() -> None:
+    x = torch.ones(3, requires_grad=True)
+    inner(x)
+    with pytest.raises(RuntimeError):
+        refused(x)
+    inner(x).backward()
+
+
+def inner(x: torch.Tensor) -> torch.Tensor:
+    y = (x * 2).exp().sum()
+    y.item()
+    return y
+
+
+def refused(x: torch.Tensor) -> torch.Tensor:
+    return x @ torch.ones(4)
+
+
+@pytest.mark.skipif(profiled._suspend is None, reason="Python 3.10 has no call for it")
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_frames_are_the_programs_and_few_of_the_librarys(name: str) -> None:
+    def seen(options: dict[str, Any] | None) -> Any:
+        with nullcontext() if options is None else fused_eager(cache="off", progress=False, **options):
+            outer()
+            with profile(activities=CPU, with_stack=True) as p:
+                outer()
+        return p.profiler
+
+    eager, ours = seen(None), seen(CONTEXTS[name])
+    wanted, found = chains(eager), chains(ours)
+    assert found and set(found) <= set(wanted)
+    rest = iter(wanted)
+    assert all(any(chain == other for other in rest) for chain in found)
+    frames = [e.name() for e in ours.kineto_results.events() if ".py(" in e.name()]
+    inside = [f"fused_eager/{part}" for part in ("planning/", "lowering/", "executing/arguments", "executing/validate")]
+    assert not [frame for frame in frames if any(part in frame for part in inside)]
+    assert not profiled._thread.is_suspended
