@@ -1,8 +1,9 @@
 """Profilers: where one starts and stops, and what the front door does meanwhile.
 
 What observes a part of the program should see what that part computes: where it starts, and again where it stops, all
-pending work is finished. In between each op goes by way of Python, what the library does for itself is hidden
-(`profiled`), and where operands are looked at, pending storages are labelled and not trapped (`devices.host.trap`).
+pending work is finished. In between, what the library does for itself is hidden (`profiled`). In a context each op goes
+by way of Python then, and where operands are looked at, pending storages are labelled and not trapped
+(`devices.host.trap`). A device's ops go on in C++, which calls nothing that an observer is told of.
 """
 
 from __future__ import annotations
@@ -37,13 +38,18 @@ _READ_VALUES = tuple(f"ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_{what
 # What `record_function` calls. A mode would be told of it, and torch would show that as an event of its own.
 MARKS = "_record_function_enter_new.default", "_record_function_exit._RecordFunction"
 _imports = True  # not in a forked child, where nothing is compiled
+_context_is_open = _has_device = False
 
 
 def _observe(what: str, starts: bool) -> None:
     (_running.add if starts else _running.discard)(what)
+    _heed()
+
+
+def _heed() -> None:
     profiled.on = bool(_running)
     trap.label(profiled.on and not any(os.environ.get(name, "0") == "1" for name in _READ_VALUES))
-    follower.pause(profiled.on)
+    follower.pause(profiled.on and _context_is_open)
 
 
 @functools.cache
@@ -60,7 +66,7 @@ def _starting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
             was = what in _running
-            if _imports and current_door() is not None:
+            if _imports and (_has_device or current_door() is not None):
                 _import_all()
             _observe(what, True)  # before: what another thread makes pending meanwhile is labelled
             try:
@@ -95,7 +101,7 @@ def _stopping(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def rows() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """What is patched while a context is open: owner, name, and what makes the patch."""
+    """What is patched while a context is open, or there is a device: owner, name, and what makes the patch."""
     kineto, legacy, trace = torch.autograd.profiler, torch.autograd.profiler_legacy, torch.profiler.profiler
     for owner, what, start, stop in (
         (kineto, "the profiler", "_enable_profiler", "_disable_profiler"),
@@ -136,11 +142,27 @@ os.register_at_fork(after_in_child=_in_child)
 
 def look() -> None:
     """A context is entered: one may be running since before."""
+    global _context_is_open
+    _context_is_open = True
     if torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
-        _observe("the profiler", True)
+        _running.add("the profiler")
+    _heed()
 
 
 def forget() -> None:
-    """The last context closes: nothing is pending, and nothing is ours any more."""
-    for what in list(_running):
-        _observe(what, False)
+    """The last context closes: nothing of the host's is pending, and without a device nothing is ours any more."""
+    global _context_is_open
+    _context_is_open = False
+    if not _has_device:
+        _running.clear()
+    _heed()
+
+
+def watch() -> None:
+    """The process has a device, to its end."""
+    global _has_device
+    _has_device = True
+    for owner, name, make in rows():
+        setattr(owner, name, make(getattr(owner, name)))
+    if torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
+        _observe("the profiler", True)

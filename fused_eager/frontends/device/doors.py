@@ -17,7 +17,7 @@ import torch
 from fused_eager.fusion_rules.geometry import Geometry
 from fused_eager.fusion_rules.lowering import leaves
 
-from ... import config, follower
+from ... import config, follower, profiled
 from ...config import OPTIONS, Config
 from ...devices.accelerator import Accelerator, AcceleratorBuffer
 from ...devices.arrivals import await_all, await_values
@@ -289,8 +289,11 @@ def existing(index: int) -> int:
 
 
 def unseen(body: Callable[..., Any], *args: Any) -> Any:
-    """Call `body` as a kernel, and without the collector: finalizers of the program's would find the runtime's work
-    half done."""
+    """Call `body` as a kernel, unseen by profilers, and without the collector: finalizers of the program's would find
+    the runtime's work half done."""
+    if profiled.on and not profiled.is_hidden():
+        with profiled.hidden():
+            return unseen(body, *args)
     if is_above():
         with below():
             return unseen(body, *args)

@@ -27,7 +27,7 @@ from ...ranks import job
 from ...xla import start
 from ..collectives import kernels as collectives
 from ..collectives import offered
-from ..context import shutdown
+from ..context import profiling, shutdown
 from ..context.imports import after_import
 from ..context.tracers import DYNAMO, have_traced, leave_us_out
 from . import (
@@ -97,6 +97,7 @@ def register(name: str = DEFAULT) -> int:
         lightning.offer(name)
         os.register_at_fork(after_in_child=refuse_here)
         following.begin()
+        profiling.watch()
         shutdown.arrange()
         _registered.append(name)
         # How accelerate, and transformers' Trainer with it, is told of a device that is not in its list.

@@ -23,7 +23,7 @@ from ...executing.island import tell
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
-from ...quiet import as_eager
+from ...quiet import as_eager, through
 from ...recording.record import NotRecorded
 from ...tracing.opinfo import Kind, OpInfo, info_of
 from .doors import DOORS, Door, is_on_device
@@ -230,7 +230,8 @@ def island(door: Door, info: OpInfo, args: Any, kwargs: dict[str, Any], why: str
         return twins[id(leaf)][1]
 
     with as_eager():
-        out = info.op(*[map_leaves(enter, a) for a in args], **{k: map_leaves(enter, v) for k, v in kwargs.items()})
+        fetched, named = [map_leaves(enter, a) for a in args], {k: map_leaves(enter, v) for k, v in kwargs.items()}
+        out = through(info.op, fetched, named)
     for t in written:
         _take_back(t, twins[id(t)][1], homes)
     back = {id(twin): t for t, twin in twins.values()}
