@@ -38,11 +38,11 @@ class Run:
 def missing(client: Client) -> str:
     """Why a client cannot be run here; empty if it can."""
     absent = [name for name in client.needs if importlib.util.find_spec(name) is None]
-    absent += [name for name in client.beside if not (_beside(name) / name).is_dir()]
+    absent += [name for name in client.beside if not (beside(name) / name).is_dir()]
     return f"{', '.join(absent)} not installed; make test-clients installs it" if absent else ""
 
 
-def _beside(name: str) -> Path:
+def beside(name: str) -> Path:
     """Where make test-clients has put a package that is in a folder of its own."""
     return Path(sys.prefix) / "beside" / name
 
@@ -56,7 +56,7 @@ def run(client: Client, door: Door | None, folder: Path, timeout: float = 900) -
     command = [sys.executable, *way, str(FOLDER / "examples" / script), *arguments, "--out", str(out)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FUSED_EAGER_", "TESTS_ON"))}
     environment.update(SETTINGS, FUSED_EAGER_CACHE_DIR=str(folder / "cache"))
-    paths = [*(str(_beside(name)) for name in client.beside), environment.get("PYTHONPATH", "")]
+    paths = [*(str(beside(name)) for name in client.beside), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command += [*(door.theirs if door else ()), *(client.on_device if door and door.theirs else ())]
     began = time.perf_counter()

@@ -85,7 +85,12 @@ CLIENTS = (
     Client("transformers: generate, Llama", ("transformers_generate.py", "--model", "llama")),
     Client("transformers: generate, GPT-2", ("transformers_generate.py", "--model", "gpt2")),
     Client("transformers: generate, T5", ("transformers_generate.py", "--model", "t5")),
+    *(
+        Client(f"transformers: {group}", ("transformers_families.py", "--group", group))
+        for group in ("decoders", "mixtures", "recurrences", "encoders", "pairs", "pictures", "sounds and both")
+    ),
     Client("transformers: pipelines", ("transformers_pipelines.py",), ("PIL",)),
+    Client("datasets", ("datasets_loader.py",), ("datasets",)),
     Client("accelerate", ("accelerate_loop.py",), ("accelerate",)),
     Client("peft: LoRA", ("peft_lora.py",), ("peft", "accelerate")),
     Client("peft: DoRA", ("peft_lora.py", "--dora"), ("peft", "accelerate")),
@@ -105,7 +110,12 @@ CLIENTS = (
     Client("trl: DPO", ("trl_tuning.py", "--ways", "dpo"), _TRL),
     Client("trl: GRPO", ("trl_tuning.py", "--ways", "grpo"), _TRL),
     Client("diffusers", ("diffusers_pipelines.py",), ("diffusers",)),
-    Client("timm, twelve families", ("timm_families.py",), ("timm",), beside=("torchvision",)),
+    *(
+        Client(f"timm: {group}", ("timm_families.py", "--group", group), ("timm",), beside=("torchvision",))
+        for group in ("convolutions", "small convolutions", "attention", "mixers")
+    ),
+    Client("torchvision", ("torchvision_training.py",), beside=("torchvision",)),
+    Client("torchaudio", ("audio_tagging.py",), beside=("torchaudio",)),
     Client("torchao", ("torchao_quantized.py",), ("torchao",), 2e-2, _BETWEEN),
     Client("einops", ("einops_mixer.py",), ("einops",)),
     Client("einops, newer forms of attention", ("encoder_forms.py",), ("einops",)),

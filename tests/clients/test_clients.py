@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from .__main__ import write
+from .__main__ import shard, write
 from .running import FOLDER, Run, differences, missing, run
 from .table import BOTH, CLIENTS, DOORS, Client, Door
 
@@ -81,6 +81,14 @@ def test_the_page_keeps_the_rows_of_clients_that_were_not_run(tmp_path: Path) ->
     write(page, {"DQN": ["| DQN | 2 | tpu | equal | 1.0 |  |"]})
     found = [line for line in page.read_text().splitlines() if line.startswith(("| VAE", "| DQN"))]
     assert found == ["| VAE | 1 | context | equal | 1.0 |  |", "| DQN | 2 | tpu | equal | 1.0 |  |"]
+
+
+def test_shards_have_each_client_once() -> None:
+    found = [c.name for k in range(1, 6) for c in CLIENTS[shard(f"{k}/5")]]
+    assert sorted(found) == sorted(c.name for c in CLIENTS)
+    for wrong in ("0/4", "5/4", "2", "a/b"):
+        with pytest.raises(ValueError):
+            shard(wrong)
 
 
 def test_a_client_that_does_not_end_is_a_row_and_not_an_error(tmp_path: Path) -> None:

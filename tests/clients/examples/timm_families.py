@@ -1,4 +1,4 @@
-"""timm: twelve families, each trained for some steps and evaluated."""
+"""timm: some families of its models, each trained for some steps and evaluated."""
 
 import argparse
 
@@ -16,18 +16,18 @@ import timm.optim
 import timm.utils
 
 FAMILIES = {
-    "resnet10t": {},
-    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
-    "convnext_atto": {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
-    "mobilenetv3_small_050": {},
-    "regnetx_002": {},
-    "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16},
-    "mixer_s16_224": {"img_size": 64},
-    "ghostnet_050": {},
-    "mobilevit_xxs": {},
-    "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
-    "edgenext_xx_small": {},
-    "poolformer_s12": {},
+    "convolutions": {
+        "resnet10t": {},
+        "regnetx_002": {},
+        "convnext_atto": {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
+    },
+    "small convolutions": {"mobilenetv3_small_050": {}, "ghostnet_050": {}, "edgenext_xx_small": {}},
+    "attention": {
+        "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
+        "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16},
+        "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
+    },
+    "mixers": {"mixer_s16_224": {"img_size": 64}, "mobilevit_xxs": {}, "poolformer_s12": {}},
 }
 
 
@@ -35,12 +35,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out")
-    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--group", default="convolutions")
     args = parser.parse_args()
     found = {}
-    for name in args.families.split(","):
+    for name, options in FAMILIES[args.group].items():
         torch.manual_seed(0)
-        options = FAMILIES[name]
         size = options.get("img_size", 64)
         model = timm.create_model(name, num_classes=7, **options).to(args.device)
         optimizer = timm.optim.create_optimizer_v2(model, "sgd", lr=1e-3, weight_decay=1e-4)
