@@ -11,6 +11,7 @@ two programs that reach the same bytes by different view ops get the same region
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ class ViewPlan:
     """How a geometry is cut out of a flat array of `n` elements.
 
     `order` lists the view's dimensions of size > 1 and stride > 0 by falling stride. With `factors`, the flat array
-    reshaped to them holds the view as the box `starts, extents`; without, it takes a gather.
+    reshaped to them holds the view as the box `starts, extents`, in which some of the dimensions may be one; without,
+    it takes a gather.
     """
 
     size: tuple[int, ...]
@@ -56,6 +58,11 @@ class ViewPlan:
     extents: tuple[int, ...]
     flat_needed: int
     covers: bool
+
+    @property
+    def own_extents(self) -> tuple[int, ...]:
+        """The view's own extents in that order: those of the box, unless it has several of them in one."""
+        return tuple(self.size[d] for d in self.order)
 
 
 def home_shape(spec: Spec) -> tuple[int, ...]:
@@ -91,30 +98,47 @@ def plan_view(n: int, size: tuple[int, ...], stride: tuple[int, ...], offset: in
     """Plan a view of `size, stride, offset` over a flat array of `n` elements."""
     dims = [d for d in range(len(size)) if size[d] != 1 and stride[d] != 0]
     order = tuple(sorted(dims, key=lambda d: (-stride[d], d)))
-    extents = tuple(size[d] for d in order)
-    steps = [stride[d] for d in order]
-    gather = ViewPlan(size, order, None, (), extents, n, False)
+    steps = [(size[d], stride[d]) for d in order]
+    gather = ViewPlan(size, order, None, (), tuple(size[d] for d in order), n, False)
     if 0 in size:
         return gather
-    if any(a % b or a == b for a, b in zip(steps, steps[1:], strict=False)):
-        return gather
-    inner = steps[-1] if steps else 1
     if not steps:
         return ViewPlan(size, order, (n,), (offset,), (1,), n, n == 1)
+    # A part of a dimension may have become several (49 rows of 50, as 7 of 7): these are no box, and as one they are.
+    ones = [i for i in range(1, len(steps)) if steps[i - 1][1] == steps[i][0] * steps[i][1]]
+    ways = (joined for count in range(len(ones) + 1) for joined in itertools.combinations(ones, count))
+    plans = (_boxed(n, size, order, _joined(steps, joined), offset) for joined in ways)
+    return next((plan for plan in plans if plan is not None), gather)
+
+
+def _joined(steps: Sequence[tuple[int, int]], at: Sequence[int]) -> list[tuple[int, int]]:
+    """Extents and strides, in which those at some places are one with what is before them."""
+    joined: list[tuple[int, int]] = []
+    for i, (extent, step) in enumerate(steps):
+        joined.append((joined.pop()[0] * extent, step) if i in at else (extent, step))
+    return joined
+
+
+def _boxed(
+    n: int, size: tuple[int, ...], order: tuple[int, ...], steps: Sequence[tuple[int, int]], offset: int
+) -> ViewPlan | None:
+    """The plan of a view with these extents and strides as a box; None if it is none."""
+    extents, strides = tuple(extent for extent, _ in steps), [step for _, step in steps]
+    if any(a % b or a == b for a, b in zip(strides, strides[1:], strict=False)):
+        return None
     rest, starts = offset, []
-    for step in steps:
+    for step in strides:
         starts.append(rest // step)
         rest %= step
-    factors = [a // b for a, b in zip(steps, steps[1:], strict=False)]
+    factors = [a // b for a, b in zip(strides, strides[1:], strict=False)]
     if any(s + e > f for s, e, f in zip(starts[1:], extents[1:], factors, strict=True)):
-        return gather
+        return None
     rows = starts[0] + extents[0]
-    if n % steps[0] == 0:
-        rows = n // steps[0]
-    full = (rows, *factors, inner)
-    box = (*extents, 1)
-    whole = offset == 0 and inner == 1 and math.prod(full) == n and box == full
-    return ViewPlan(size, order, full, (*starts, rest), box, rows * steps[0], whole)
+    if n % strides[0] == 0:
+        rows = n // strides[0]
+    full, box = (rows, *factors, strides[-1]), (*extents, 1)
+    whole = offset == 0 and strides[-1] == 1 and math.prod(full) == n and box == full
+    return ViewPlan(size, order, full, (*starts, rest), box, rows * strides[0], whole)
 
 
 def _flat_to_box(flat: jax.Array, plan: ViewPlan) -> jax.Array:
@@ -180,7 +204,7 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
     plan = plan_view(n, g.size, g.stride, g.offset)
     same = np.dtype(home.dtype) == JAX_DTYPE[g.dtype]
     if plan.covers and same:
-        out = _view_dims(plan, _shaped(home, plan.extents[:-1]))
+        out = _view_dims(plan, _shaped(home, plan.own_extents))
     else:
         flat = reinterpret(home.reshape(-1), g.dtype)
         if 0 in g.size:
@@ -190,7 +214,7 @@ def read(home: jax.Array, g: Geometry) -> jax.Array:
         else:
             stops = tuple(s + e for s, e in zip(plan.starts, plan.extents, strict=True))
             box = lax.slice(_flat_to_box(flat, plan), plan.starts, stops)
-            out = _view_dims(plan, _shaped(box, plan.extents[:-1]))
+            out = _view_dims(plan, _shaped(box, plan.own_extents))
     if g.conj:
         out = jnp.conj(out)
     return -out if g.neg else out

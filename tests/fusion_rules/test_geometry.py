@@ -129,6 +129,27 @@ def test_slices_and_transposes_take_no_gather(seed: int) -> None:
     assert plan_view(192, tuple(t.shape), t.stride(), t.storage_offset()).factors is not None
 
 
+@pytest.mark.parametrize(
+    ("cut", "box"),
+    [
+        (lambda t: t[:, 1:].unflatten(1, (7, 7)).permute(0, 3, 1, 2), (16, 49, 8)),  # a vision transformer's tokens
+        (lambda t: t[:, :48].unflatten(1, (2, 3, 8))[..., 1:], (16, 48, 7)),
+        (lambda t: t[2:, :49].unflatten(1, (7, 7)).unflatten(0, (2, 7)), (14, 49, 8)),
+        (lambda t: t[:, 1:].unflatten(1, (7, 7))[:, :, 2:5], None),
+    ],
+)
+def test_a_part_of_a_dimension_that_became_several_takes_no_gather(cut: Any, box: tuple[int, ...] | None) -> None:
+    base = torch.arange(16.0 * 50 * 8).reshape(16, 50, 8)
+    t = cut(base)
+    g = Geometry(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype)
+    plan = plan_view(base.numel(), *g[:3])
+    assert (plan.extents[:-1] if plan.factors is not None else None) == box
+    assert np.array_equal(read(jnp.asarray(base.numpy()), g), t.numpy())
+    written = base.clone()
+    cut(written).fill_(-1)
+    assert np.array_equal(write(jnp.asarray(base.numpy()), g, jnp.full(t.shape, -1.0)), written.numpy())
+
+
 @pytest.mark.parametrize("dtype", [d for d in JAX_DTYPE if d is not torch.bool], ids=str)
 def test_bytes_reinterpret_as_torch_does(dtype: torch.dtype) -> None:
     raw = torch.arange(16, dtype=torch.uint8) + 60
