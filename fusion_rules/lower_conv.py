@@ -17,6 +17,12 @@ from .rule import OpClass, rule
 NATIVE = Native(explicit=False)
 
 
+@variants
+def form_of(win: Window) -> Any:
+    """The form of a convolution with this geometry."""
+    return NATIVE
+
+
 def run(form: Any, product: str, win: Window, a: jax.Array, b: jax.Array) -> jax.Array:
     """One product of a form. XLA has only real convolutions, so complex ones are made of four."""
     if jnp.issubdtype(a.dtype, jnp.complexfloating):
@@ -71,7 +77,7 @@ def convolution(
     if empty(input.shape, weight.shape, out.shape):
         return with_bias(jnp.zeros(out.shape, input.dtype), bias)
     product, win = geometry(input, weight, out, transposed, stride, padding, dilation, groups)
-    return with_bias(run(NATIVE, product, win, input, weight), bias)
+    return with_bias(run(form_of(win), product, win, input, weight), bias)
 
 
 def bias_gradient(grad_output: jax.Array) -> jax.Array:
@@ -96,11 +102,11 @@ def convolution_backward(
     _, win = geometry(input, weight, grad_output, transposed, stride, padding, dilation, groups)
     big, small = (grad_output, input) if transposed else (input, grad_output)
     product = "forward" if transposed else "input_grad"
-    results = []
+    form, results = form_of(win), []
     if output_mask[0]:
-        results.append(jnp.zeros_like(input) if none else run(NATIVE, product, win, grad_output, weight))
+        results.append(jnp.zeros_like(input) if none else run(form, product, win, grad_output, weight))
     if output_mask[1]:
-        results.append(jnp.zeros_like(weight) if none else as_weights_lie(run(NATIVE, "weight_grad", win, big, small)))
+        results.append(jnp.zeros_like(weight) if none else as_weights_lie(run(form, "weight_grad", win, big, small)))
     if output_mask[2]:
         results.append(bias_gradient(grad_output))
     return tuple(results)
@@ -109,7 +115,7 @@ def convolution_backward(
 @variants
 def forward(win: Window, x: jax.Array, w: jax.Array) -> jax.Array:
     """A convolution, not transposed, that is all of an op: how its images lie is nobody's business."""
-    return run(NATIVE, "forward", win, x, w)
+    return run(form_of(win), "forward", win, x, w)
 
 
 @rule("conv_tbc.default", OpClass.CONVOLUTION)
