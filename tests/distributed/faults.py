@@ -30,6 +30,7 @@ import torch.distributed as dist
 STEPS = 6
 FAULT_AT = 3  # the step in which it is
 PATIENCE = timedelta(minutes=10)  # the group's own timeout: far beyond the heartbeat's
+BEGINNING = 240  # seconds, before the fault: a machine that does other things takes its time to import all this
 FAULTS: dict[str, Callable[[Case], None]] = {}
 
 
@@ -59,6 +60,8 @@ class Case:
         """Tell the one who has started the ranks, with the time."""
         with open(self.folder / f"{self.rank}.said", "a") as file:
             file.write(json.dumps([time.time(), what]) + "\n")
+        if what == "fault":  # where a rank is that is still there long after it
+            faulthandler.dump_traceback_later(30 + 4 * self.heartbeat)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Where the library works."""
@@ -428,7 +431,7 @@ def _rank(name: str, c: Case) -> None:
         fd = os.open(c.folder / f"{c.rank}.{end}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(fd, number)
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(30 + 4 * c.heartbeat)  # of one that is still there then: where it is
+    faulthandler.dump_traceback_later(BEGINNING - 10)
     try:
         FAULTS[name](c)
     except Exception:
@@ -436,10 +439,15 @@ def _rank(name: str, c: Case) -> None:
         raise
 
 
-def ended(pids: list[int], seconds: float, no_more: Callable[[int], bool]) -> Iterator[tuple[int, int | None, float]]:
-    """Each rank with its exit code and when it ended; None of those that are still there when the time is over."""
-    left, deadline = dict(enumerate(pids)), time.time() + seconds
+def ended(
+    pids: list[int], seconds: float, no_more: Callable[[int], bool], is_on: Callable[[], bool]
+) -> Iterator[tuple[int, int | None, float]]:
+    """Each rank with its exit code and when it ended; None of those that are still there so many seconds after the
+    fault, which `is_on` tells of."""
+    left, deadline, was_on = dict(enumerate(pids)), time.time() + BEGINNING, False
     while left and time.time() < deadline and not all(map(no_more, left)):
+        if not was_on and is_on():
+            was_on, deadline = True, time.time() + seconds
         for rank, pid in list(left.items()):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -472,7 +480,11 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
     victim = 0 if name.startswith("store_") and name != "store_removed" else min(2, world - 1)
     codes: dict[int, int | None] = {}
     at: dict[int, float] = {}
-    for rank, code, when in ended(pids, 60 + 5 * heartbeat, lambda rank: is_stopped and rank == victim):
+
+    def is_on() -> bool:
+        return any('"fault"' in said_by(folder, rank) for rank in range(world))
+
+    for rank, code, when in ended(pids, 60 + 5 * heartbeat, lambda rank: is_stopped and rank == victim, is_on):
         codes[rank], at[rank] = code, when
     said: dict[int, list[Any]] = {}
     for rank in range(world):

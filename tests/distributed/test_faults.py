@@ -35,7 +35,7 @@ def run(
     out = subprocess.run(
         [sys.executable, "-m", module, task],
         cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1", **given}, capture_output=True, text=True,
-        timeout=120 * len(cases),
+        timeout=360 * len(cases),
     )  # fmt: skip
     assert out.returncode == 0, out.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(out.stdout.splitlines()[-1])
