@@ -102,7 +102,7 @@ class Accelerator(Device):
         """On a TPU, layers that are cut apart hand each other what else never leaves the chip: a Llama of four took
         45 % longer by its compiler's analysis."""
         is_a_tpu = self._xla.platform == "tpu" or self.is_a_target
-        return 1024 if is_a_tpu else Device.layered_from
+        return 640 if is_a_tpu else Device.layered_from
 
     @property
     def xla(self) -> jax.Device:
