@@ -75,6 +75,8 @@ def _encoder(g: Given) -> tuple[Any, ...]:
 
 
 def _recurrent(g: Given) -> tuple[Any, ...]:
+    if not g.dtype.is_floating_point:
+        raise TypeError("the gates of a recurrent layer are numbers between 0 and 1")
     return (g(5, 3, 16), g(3, 4), g(3, 4), g(16, 4), g(16), None, None, "lstm", False)
 
 
