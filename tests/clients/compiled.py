@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .running import ROOT, SETTINGS, _beside, differences
+from .running import ROOT, SETTINGS, beside, differences
 
 Results = dict[str, dict[str, Any]]
 SUITES = ("transformers", "timm", "workloads")
@@ -62,8 +62,8 @@ def run(folder: Path, arguments: tuple[str, ...], sizes: str, timeout: float = 3
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FUSED_EAGER_", "TESTS_ON"))}
     environment.update(SETTINGS, FUSED_EAGER_CACHE_DIR=str(folder / "cache"))
     del environment["FUSED_EAGER_VALIDATE"]
-    beside = [str(_beside("torchvision"))] if "timm" in ",".join(arguments) else []  # it breaks transformers alone
-    paths = [*beside, environment.get("PYTHONPATH", "")]
+    folders = [str(beside("torchvision"))] if "timm" in ",".join(arguments) else []  # it breaks transformers alone
+    paths = [*folders, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, "-m", "tests.clients.compiled_models", "--out", str(out), "--sizes", sizes]
     done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE,

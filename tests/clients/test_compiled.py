@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from .compiled import BEGIN, END, SUITES, WAYS, Results, Way, apart, expected, faults, found, table, write
-from .running import _beside
+from .running import beside
 
 # Each by parts, for no test may take ten minutes.
 PARTS = [(suite, f"{k}/{n}") for suite, n in zip(SUITES, (6, 4, 2), strict=True) for k in range(n)]
@@ -22,7 +22,7 @@ NEEDS = {"transformers": "transformers", "timm": "timm"}
 
 def _missing(suite: str) -> str:
     absent = [suite] if suite in NEEDS and importlib.util.find_spec(NEEDS[suite]) is None else []
-    absent += ["torchvision"] if suite == "timm" and not (_beside("torchvision") / "torchvision").is_dir() else []
+    absent += ["torchvision"] if suite == "timm" and not (beside("torchvision") / "torchvision").is_dir() else []
     return f"{', '.join(absent)} not installed; make test-clients installs it" if absent else ""
 
 

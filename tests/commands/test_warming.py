@@ -159,7 +159,7 @@ def test_a_module_that_is_not_there_is_named_without_our_frames(capsys: pytest.C
     ("arguments", "words"),
     [
         (["--target", "v9:2"], "no chip 'v9' (in 'v9:2'). Known: v4, v5e"),
-        (["--target", "gpu:2"], "no chip 'gpu' (in 'gpu:2'). Known: v4, v5e"),
+        (["--target", "gpu:2"], "'gpu:2' is no target: XLA's compiler for GPUs comes with JAX's plugin"),
         (["--target", "v5e"], "'v5e' is no target: write a chip (v4, v5e"),
         (["--target", "v5e:2x2", "--modes", "fast"], "--modes is 'fast'; allowed: fused, strict, debug"),
         (["--target", "v5e:2x2"], "the cache is off"),  # as the tests have it

@@ -17,7 +17,6 @@ from fused_eager.targets.topology import devices
 from fused_eager.xla import enable_x64
 
 chips = devices(Target.parse("v5e:2x2"))
-laid = jax.sharding.NamedSharding(jax.sharding.Mesh(chips, (across.AXIS,)), jax.sharding.PartitionSpec(across.AXIS))
 NAMES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
 REDUCED = ("SUM", "AVG", "MIN", "MAX")
 found = {}
@@ -28,7 +27,7 @@ for program, kinds in ((across.summed, REDUCED), (across.scattered, REDUCED), (a
             if kind and not across.reduces(kind, dtype, program is across.scattered, on_a_tpu=True):
                 continue
             with enable_x64(True):
-                given = jax.ShapeDtypeStruct((4, 64, 128), JAX_DTYPE[dtype], sharding=laid)
+                given = jax.ShapeDtypeStruct((4, 64, 128), JAX_DTYPE[dtype], sharding=across.laid_over(chips))
                 text = across.compiled(program, kind, chips).lower(given).compile().as_text()
             found[f"{program.__name__} {kind} {dtype}"] = [name for name in NAMES if name in text]
 print(json.dumps(found))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from fused_eager.fusion_rules.deferred import jax
 
@@ -31,7 +30,6 @@ Tensor = torch.Tensor
 Program = Callable[..., Any]
 AXIS = "ranks"
 ON_SIMULATED = False  # whether the CPU does so, too, where it stands in for the devices
-_KINDS: Any = c10d.ReduceOp.RedOpType
 _REASON = Reason("sync.collective", "between devices")
 
 
@@ -69,9 +67,7 @@ def together(combine: Callable[[Sequence[Given]], Got], given: Sequence[Given]) 
     Arguments:
         combine: one of `combined`'s functions.
     """
-    if not any(is_ours(t) for of in given for t in of.values):
-        return combine(given)
-    if combine in _MOVES:
+    if combine in _MOVES or not any(is_ours(t) for of in given for t in of.values):
         return combine(given)
     program = _PROGRAMS.get(combine)
     found = program(given) if program is not None and _is_one_array(given) else None
@@ -96,10 +92,10 @@ def _is_one_array(given: Sequence[Given]) -> bool:
 
 
 def summed(x: Any, kind: str, size: int) -> Any:
-    wide = x.astype(jax.numpy.float32) if x.dtype in (jax.numpy.float16, jax.numpy.bfloat16) else x  # rounded once
+    """The parts' sum, average, minimum or maximum, on each device."""
+    wide = _wide(x)
     if kind not in ("MIN", "MAX"):
-        out = jax.lax.psum(wide, AXIS)
-        return (out / size if kind == "AVG" else out).astype(x.dtype)
+        return _averaged(jax.lax.psum(wide, AXIS), kind, size).astype(x.dtype)
     out = jax.lax.pmin(wide, AXIS) if kind == "MIN" else jax.lax.pmax(wide, AXIS)
     if jax.numpy.issubdtype(x.dtype, jax.numpy.floating):  # between devices XLA leaves NaN out
         some = jax.lax.psum(jax.numpy.isnan(wide).astype(jax.numpy.int32), AXIS)
@@ -108,26 +104,41 @@ def summed(x: Any, kind: str, size: int) -> Any:
 
 
 def scattered(x: Any, kind: str, size: int) -> Any:
-    parts = x.reshape(size, -1)
-    wide = parts.astype(jax.numpy.float32) if x.dtype in (jax.numpy.float16, jax.numpy.bfloat16) else parts
-    out = jax.lax.psum_scatter(wide, AXIS, scatter_dimension=0)
-    return (out / size if kind == "AVG" else out).astype(x.dtype).reshape(1, -1)
+    """Of the parts' sum or average, a device's own piece."""
+    out = jax.lax.psum_scatter(_wide(x.reshape(size, -1)), AXIS, scatter_dimension=0)
+    return _averaged(out, kind, size).astype(x.dtype).reshape(1, -1)
+
+
+def _wide(x: Any) -> Any:
+    """Half types as float32, so that a sum is rounded once."""
+    return x.astype(jax.numpy.float32) if x.dtype in (jax.numpy.float16, jax.numpy.bfloat16) else x
+
+
+def _averaged(total: Any, kind: str, size: int) -> Any:
+    return total / size if kind == "AVG" else total
 
 
 def gathered(x: Any, kind: str, size: int) -> Any:
+    """All parts, one behind another, on each device."""
     return jax.lax.all_gather(x, AXIS, tiled=True).reshape(1, -1)
 
 
 def exchanged(x: Any, kind: str, size: int) -> Any:
+    """Of each part a device's own piece, one behind another."""
     return jax.lax.all_to_all(x.reshape(size, -1), AXIS, split_axis=0, concat_axis=0).reshape(1, -1)
+
+
+@functools.lru_cache(maxsize=64)
+def laid_over(devices: tuple[Any, ...]) -> Any:
+    """The sharding of an array of which each of these devices has a part."""
+    return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, (AXIS,)), jax.sharding.PartitionSpec(AXIS))
 
 
 @functools.lru_cache(maxsize=256)
 def compiled(program: Program, kind: str, devices: tuple[Any, ...]) -> Any:
     """A program for the parts on these devices, as a jitted function of the array that is laid over them."""
-    mesh, along = jax.sharding.Mesh(devices, (AXIS,)), jax.sharding.PartitionSpec(AXIS)
-    of_part = functools.partial(program, kind=kind, size=len(devices))
-    return jax.jit(jax.shard_map(of_part, mesh=mesh, in_specs=along, out_specs=along))
+    of_part, laid = functools.partial(program, kind=kind, size=len(devices)), laid_over(devices)
+    return jax.jit(jax.shard_map(of_part, mesh=laid.mesh, in_specs=laid.spec, out_specs=laid.spec))
 
 
 def _run(program: Program, kind: str, parts: Sequence[Tensor], shape: Sequence[int]) -> list[Tensor]:
@@ -136,19 +147,13 @@ def _run(program: Program, kind: str, parts: Sequence[Tensor], shape: Sequence[i
     devices = tuple(door.device.xla for door in doors)
     with LOCK, enable_x64(True):
         arrays = [
-            moved(shaped(door.array_of(door.buffer_of(t), _REASON), (1, *t.shape)), door.device.xla)
-            for door, t in zip(doors, parts, strict=True)
+            moved(shaped(door.array_of(door.buffer_of(t), _REASON), (1, *t.shape)), device)
+            for door, device, t in zip(doors, devices, parts, strict=True)
         ]
-        function = compiled(program, kind, devices)
-        mesh = jax.sharding.Mesh(devices, (AXIS,))
-        laid = jax.make_array_from_single_device_arrays(
-            (len(parts), *parts[0].shape), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS)), arrays
-        )
-        made = {shard.device: shard.data for shard in function(laid).addressable_shards}
-        return [
-            transfers.of_array(door, shaped(made[device], shape))
-            for door, device in zip(doors, devices, strict=True)
-        ]
+        whole = len(parts), *parts[0].shape
+        laid = jax.make_array_from_single_device_arrays(whole, laid_over(devices), arrays)
+        made = {shard.device: shard.data for shard in compiled(program, kind, devices)(laid).addressable_shards}
+        return [transfers.of_array(door, shaped(made[d], shape)) for door, d in zip(doors, devices, strict=True)]
 
 
 # ---- what they make of a call; None: the host does it --------------------------------------------------------------

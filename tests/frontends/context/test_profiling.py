@@ -439,18 +439,16 @@ def test_an_op_goes_through_as_it_would_be_called(op: Any, args: Any, kwargs: An
 def chains(seen: Any) -> list[tuple[str, ...]]:
     """Each op that was seen of the program, with the program's own frames above it, in order."""
     found: list[tuple[int, tuple[str, ...]]] = []
-
-    def walk(event: Any, above: tuple[str, ...]) -> None:
+    own = Path(__file__).name
+    events: list[tuple[Any, tuple[str, ...]]] = [(e, ()) for e in seen.kineto_results.experimental_event_tree()]
+    while events:
+        event, above = events.pop()
         name = event.name
         if name.startswith("aten::"):
             found.append((event.start_time_ns, (*above, name)))
-        elif Path(__file__).name in name:
+        elif own in name:
             above = (*above, name.rpartition(": ")[2])
-        for child in event.children:
-            walk(child, above)
-
-    for root in seen.kineto_results.experimental_event_tree():
-        walk(root, ())
+        events += [(child, above) for child in event.children]
     return [chain for _, chain in sorted(found)]
 
 
