@@ -79,16 +79,13 @@ class Copies:
         """Those that are written."""
         return [storage_of(t) for t, _, _ in self._written.values()]
 
-    def sent(self) -> None:
-        """The group has begun. It holds what it reads itself, and the device's tensors need not wait for it."""
-        self._read.clear()
-
     def put_back(self) -> list[Tensor]:
         """Give the device's tensors what has been written; they are returned. Once."""
         for _, place, twin in self._written.values():
             transfers.copy_(place, twin)
         results = [t for t, _, _ in self._written.values()]
         self._written.clear()  # a program may keep its work
+        self._read.clear()  # here, and not before: else the group's own threads would be the last to hold them
         return results
 
 
@@ -127,7 +124,6 @@ def _kernel(row: Collective) -> Callable[..., Any]:
 
         with job.explained(lambda: f"calls {row.op.strip('_')} at {place}"):
             out = op(**named)
-        copies.sent()
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
