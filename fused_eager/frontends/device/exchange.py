@@ -13,12 +13,11 @@ import torch
 import torch.utils.dlpack
 from torch.overrides import has_torch_function_unary
 
-from ...devices.accelerator import shaped
-from ...devices.buffer import LOCK
 from ...devices.dlpack import CPU
 from ...devices.storage import offset_of, pointer_of, storage_of
 from ...log.reasons import Reason
 from .doors import DOORS, is_on_device
+from .transfers import copied
 
 _HANDED_OUT = Reason("sync.memory", "__dlpack__")
 _ON_HOST = CPU, 0
@@ -77,9 +76,7 @@ def _refuse(t: torch.Tensor) -> None:
 
 def array_of(t: torch.Tensor) -> Any:
     """A copy of a tensor's value as a JAX array of its shape, which no region overwrites."""
-    door, copied = DOORS[t.get_device()], t.detach().clone(memory_format=torch.contiguous_format)
-    with LOCK:
-        return shaped(door.array_of(door.buffer_of(copied), _HANDED_OUT), t.shape)
+    return copied(t, _HANDED_OUT)[1]
 
 
 def _from_dlpack(torchs: Any) -> Any:

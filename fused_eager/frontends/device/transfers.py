@@ -99,6 +99,16 @@ def of_array(door: Door, array: Any) -> Tensor:
     return made
 
 
+def copied(t: Tensor, reason: Reason) -> tuple[Tensor, Any]:
+    """A contiguous copy of a tensor on its device, as it is seen, which is nobody else's; and its array, of its shape,
+    which may still be running. Raises as `array_of`."""
+    with torch.no_grad():
+        own = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    door = DOORS[t.get_device()]
+    with LOCK:
+        return own, shaped(door.array_of(door.buffer_of(own), reason), own.shape)
+
+
 def goes_between(t: Tensor) -> bool:
     """Whether a tensor can be brought to another device without the host."""
     return t.layout is torch.strided and t.dtype in JAX_DTYPE and t.numel() > 0
@@ -106,11 +116,8 @@ def goes_between(t: Tensor) -> bool:
 
 def brought(door: Door, t: Tensor) -> Tensor:
     """A contiguous copy on a device of a tensor that is on another one, which does not go through the host."""
-    of = DOORS[t.get_device()]
-    with torch.no_grad():
-        own = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    array = copied(t, _BETWEEN)[1]
     with LOCK:
-        array = shaped(of.array_of(of.buffer_of(own), _BETWEEN), own.shape)
         return of_array(door, moved(array, door.device.xla))
 
 
