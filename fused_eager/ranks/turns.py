@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from .faults import Fault
 
+LOOK = 0.5  # seconds that a rank waits at a time
 END = "The ranks of this process share what has happened: it ends, with an exit code other than 0"
 Ready = Callable[[], bool]
 
@@ -54,6 +55,12 @@ class Rank:
     def has_failed(self) -> bool:
         """Whether it has come to its end by an error, or with a code that is not 0."""
         return self.error is not None and not (isinstance(self.error, SystemExit) and self.error.code in (None, 0))
+
+    def await_turn(self) -> None:
+        """Return when it is this rank's turn. A signal that comes just before the main thread begins to wait does not
+        end the wait, and Python's handler runs after it: so no wait is long."""
+        while not self.go.acquire(timeout=LOOK):
+            pass
 
 
 class Turns:
@@ -102,7 +109,7 @@ class Turns:
         _mine.at = self, me
         error: BaseException | None = None
         try:
-            me.go.acquire()
+            me.await_turn()
             program(me.number)
         except BaseException as raised:
             error = raised
@@ -229,7 +236,7 @@ class Turns:
                     continue
                 me.kept = [own.put_away() for own in self._owns]
                 self._give(following)
-            me.go.acquire()
+            me.await_turn()
             me.ready = None
 
     def pass_on(self, me: Rank) -> None:
@@ -240,7 +247,7 @@ class Turns:
                 return
             me.kept = [own.put_away() for own in self._owns]
             self._give(following)
-        me.go.acquire()
+        me.await_turn()
 
     @contextlib.contextmanager
     def blocking(self, me: Rank) -> Iterator[None]:
@@ -257,7 +264,7 @@ class Turns:
                 me.is_blocked = False
                 if self._holder is None:
                     self._give(me)
-            me.go.acquire()
+            me.await_turn()
 
 
 class _Mine(threading.local):
