@@ -67,7 +67,7 @@ def lower_once() -> None:
 
 
 def start(platform: str | None = None) -> list[Any]:
-    """JAX's devices of a platform, or of the best that it finds.
+    """JAX's devices of a platform, or of the best that it finds: those of this process, if it knows others' as well.
 
     Where this is what starts JAX, its warning of every fork is kept back: a DataLoader's workers would each bring one,
     and what is forked from a process of ours uses torch alone. A program that has started JAX itself is still warned.
@@ -78,7 +78,7 @@ def start(platform: str | None = None) -> list[Any]:
     was = getattr(xla_bridge, "_at_fork_handler_installed", True)
     have_libtpu_load_quietly()
     try:
-        return list(jax.devices(platform))
+        return list(jax.local_devices(backend=platform))
     finally:
         if not was and hasattr(os, "register_at_fork"):
             # After JAX's own hook, so that it is called before that.
@@ -211,8 +211,8 @@ def assigned(on: Any) -> Any:
 
 def options(library: dict[str, str]) -> bytes:
     """What `compiled` compiles with, as JAX's switches and XLA_FLAGS have it, serialised."""
-    client, alone = device().client, np.array([[device().id]])
-    made = compiler.get_compile_options(1, 1, alone, env_options_overrides=library, backend=client)
+    first = np.array([[0]])  # where it is compiled, and in each key: which one it runs on is said when it is loaded
+    made = compiler.get_compile_options(1, 1, first, env_options_overrides=library, backend=device().client)
     return bytes(made.SerializeAsString())
 
 

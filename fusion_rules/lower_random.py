@@ -47,7 +47,7 @@ def _enter(schema: str) -> None:
         if type(like) is not torch.Tensor or not like.is_cpu:
             return like
         spec = Spec(tuple(size), dtype, contiguous_strides(tuple(size)), like.device)
-        with _jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with _jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
             given = [jnp.asarray(n, jnp.int64 if isinstance(n, int) else jnp.float64) for n in numbers]
             found = RULES[f"fused_eager.{name}.default"].lower(Context((spec,)), size, *given)
             return torch.from_numpy(np.array(found, copy=True))
@@ -74,7 +74,7 @@ def _enter_reading(schema: str, shape: Callable[..., tuple[int, ...]], dtype: to
         if type(self) is not torch.Tensor or not self.is_cpu:
             return like
         cx = Context((Spec(made, like.dtype, contiguous_strides(made), like.device),))
-        with _jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with _jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
             arrays = [_array(x) if isinstance(x, torch.Tensor) else x for x in (self, *given)]
             found = jnp.asarray(RULES[f"fused_eager.{name}.default"].lower(cx, *arrays))
             for check in cx.checks:

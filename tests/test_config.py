@@ -52,6 +52,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "cache_lease": ("3", 3.0),
     "heartbeat": ("2.5", 2.5),
     "arrival": ("5", 5.0),
+    "collectives": ("xla", "xla"),
     "check_collectives": ("on", True),
     "validate": ("0", False),
     "progress": ("no", False),

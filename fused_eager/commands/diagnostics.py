@@ -71,7 +71,7 @@ def _jax_facts() -> dict[str, Any]:
     # Looking must not take the GPU's memory; this process needs none of it, so its own setting is free.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = importlib.import_module("jax")
-    devices = tuple(f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices())
+    devices = tuple(f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.local_devices())
     return {"jax_devices": devices, "jax_x64": bool(jax.config.jax_enable_x64)}
 
 

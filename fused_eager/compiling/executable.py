@@ -92,8 +92,10 @@ class Portable:
         for family in self.families:
             _PREPARE[family]()
         on = on or device()
-        # What it was compiled for is written in it: on another device of the kind it is told so.
-        options = {"compile_options": assigned(on)} if on is not device() else {}
+        # What it was compiled for is written in it: on another device of the kind it is told so. (Where the client has
+        # several processes' devices, another one may have compiled it.)
+        is_told = on is not device() or on.client.device_count() > on.client.local_device_count()
+        options = {"compile_options": assigned(on)} if is_told else {}
         devices = xla_client._xla.DeviceList((on,))
         return on.client.deserialize_executable(self.code, executable_devices=devices, **options)
 

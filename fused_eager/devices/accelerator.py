@@ -23,6 +23,7 @@ from fused_eager.fusion_rules.spec import JAX_DTYPE, TORCH_DTYPE, Spec
 
 from ..bounded import Bounded
 from ..log import site
+from ..ranks import job
 from ..xla import device as host_device
 from ..xla import enable_x64, pxla
 from .account import Account
@@ -163,9 +164,10 @@ class Accelerator(Device):
             self.fail(error, f"what is brought to it at {site.describe(site.here())}")
 
     def told(self, error: Exception, where: str) -> Exception:
-        """An error that speaks of memory as torch's own, which names the largest tensors."""
+        """An error that speaks of memory as torch's own, which names the largest tensors; and one of a collective that
+        was under way as what has become of the rank that it waited for."""
         if not is_of_memory(error):
-            return error
+            return job.explain(error, f"needs {where}")  # type: ignore[return-value] # as the error is
         self.account.exhausted += 1
         return out_of_memory(error, self.name, self.table, where)
 

@@ -116,6 +116,11 @@ def _has_failed() -> bool:
     return found is not None and found.fault is not None and found.is_of(distributed.group.WORLD)
 
 
+def is_lost() -> bool:
+    """Whether a fault has ended the job of this process, or the last one that it had."""
+    return any(beat.fault is not None for beat in (*_failed, *_current) if beat.pid == os.getpid())
+
+
 def _ends() -> None:
     found = current()
     if found is not None:

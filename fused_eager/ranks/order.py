@@ -45,6 +45,7 @@ _groups: dict[tuple[int, str], _Of] = {}
 
 _HOST = torch.device("cpu")
 _sent: dict[str, int] = {}  # by a group's name: how often this rank has sent or received in it
+_in_xla: dict[str, int] = {}  # and how many of its collectives gloo has not seen, since they run inside XLA
 
 
 def numbered(group: Any, row: Collective) -> int | None:
@@ -57,10 +58,16 @@ def numbered(group: Any, row: Collective) -> int | None:
         return None
     if not counted:  # a new group of that name
         _sent.pop(name, None)
+        _in_xla.pop(name, None)
     if not row.is_for_all:
         _sent[name] = _sent.get(name, 0) + 1
         return None
-    return counted - _sent.get(name, 0)
+    return counted - _sent.get(name, 0) + _in_xla.get(name, 0)
+
+
+def ran_in_xla(group: str) -> None:
+    """A collective of a group of that name has run without gloo."""
+    _in_xla[group] = _in_xla.get(group, 0) + 1
 
 
 def passed(beat: Heartbeat, group: str) -> None:

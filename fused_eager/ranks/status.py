@@ -41,12 +41,13 @@ _DECORATES = "typing_extensions.py"  # torch marks functions as deprecated with 
 
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = sysconfig.get_path("platlib") + os.sep  # inside of it
+_JAX = os.path.join(_INSTALLED, "jax") + os.sep  # a collective may wait in it
 
 
 @functools.lru_cache(1024)
 def is_programs(file: str) -> bool:
-    """Whether code of this file is the program's: not torch's, ours, or the standard library's."""
-    if site.is_internal(file) or os.path.basename(file) == _DECORATES:
+    """Whether code of this file is the program's: not torch's, JAX's, ours, or the standard library's."""
+    if site.is_internal(file) or file.startswith(_JAX) or os.path.basename(file) == _DECORATES:
         return False
     return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)
 
@@ -159,7 +160,7 @@ def place(detailed: bool = False, thread: int | None = None) -> Place:
             break
         if file.startswith(_SURE):
             is_works = file == _WORK or file.startswith(_OURS)
-            waited_for = getattr(frame.f_locals.get("self"), "called", "") if is_works else ""
+            waited_for = _waited_for(frame.f_locals) if is_works else ""
             is_inner = is_works or name.startswith("_")  # no function that a program calls
             collective, is_sure = waited_for or (collective if is_inner and is_sure else name), True
             if detailed and file == _CALLS:
@@ -170,6 +171,12 @@ def place(detailed: bool = False, thread: int | None = None) -> Place:
             collective = "backward"
         frame = frame.f_back
     return Place(line, collective, is_sure, group)
+
+
+def _waited_for(values: dict[str, Any]) -> str:
+    """The collective that one of our functions is at, by its local values."""
+    called = getattr(values.get("self"), "called", "")
+    return str(called or getattr(values.get("row"), "op", "").strip("_"))
 
 
 class Observer:

@@ -15,6 +15,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ class Case:
 
     def __init__(self, rank: int, world: int, door: str, folder: Path, heartbeat: float):
         self.rank, self.world, self.door, self.folder, self.heartbeat = rank, world, door, folder, heartbeat
-        self.device = "tpu" if door == "tpu" else "cpu"
+        self.device = "cpu" if door == "cpu" else "tpu"  # "xla": collectives of the device run inside XLA
         self.victim = min(2, world - 1)  # the rank that the fault is injected into
         self.store: Any = None
         self.backend = ""
@@ -469,10 +470,14 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
         FUSED_EAGER_CHECK_COLLECTIVES="1" if name == "differ" else "0",
         FUSED_EAGER_COMPILE="wait" if name.endswith("it_compiles") else "auto",
     )  # fmt: skip
+    os.environ.update(WORLD_SIZE=str(world), FUSED_EAGER_COLLECTIVES="xla" if door == "xla" else "host")
+    with socket.create_server(("", 0)) as found:  # where JAX's runtimes meet, if they are to
+        os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{found.getsockname()[1]}"
     pids = []
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
+            os.environ["RANK"] = str(rank)
             _rank(name, Case(rank, world, door, folder, heartbeat))
             return None
         pids.append(pid)

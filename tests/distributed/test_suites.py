@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ def ranks(suite: str, door: str, folder: Path, options: list[Options], world: in
     own = {"FUSED_EAGER_CACHE_DIR": str(folder / "cache"), "FUSED_EAGER_PROGRESS": "0", "FUSED_EAGER_DEVICES": "1"}
     (folder / "cache").mkdir(mode=0o700, exist_ok=True)
     processes = []
+    with socket.create_server(("", 0)) as found:  # where JAX's runtimes meet, if they are to
+        own["JAX_COORDINATOR_ADDRESS"] = f"localhost:{found.getsockname()[1]}"
     for rank in range(world):
         given = options[rank % len(options)]
         env = {**kept, **own, "OMP_NUM_THREADS": "1", "RANK": f"{rank}", "WORLD_SIZE": f"{world}"}
@@ -75,6 +78,10 @@ def test_on_the_device(suite: str, tmp_path: Path) -> None:
     check(suite, "device", tmp_path, [{}], times=1 + (suite == "training"))
 
 
+def test_collectives_inside_xla(tmp_path: Path) -> None:
+    check("each", "device", tmp_path, [{"collectives": "xla"}], times=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("door", ["context", "device"])
 def test_regions_of_a_step(door: str, tmp_path: Path) -> None:
@@ -98,6 +105,7 @@ def test_ranks_in_different_modes(door: str, suite: str, tmp_path: Path) -> None
 OPTIONS: list[tuple[str, Options]] = [
     *(("context", options) for options in (WAIT, {}, {"native": "never"}, {"mode": "strict"}, {"mode": "debug"})),
     *(("device", {"mode": mode}) for mode in ("fused", "strict", "debug", "off")),
+    *(("device", {"collectives": "xla", "mode": mode}) for mode in ("fused", "strict", "debug")),
 ]
 
 
@@ -110,6 +118,10 @@ def test_in_every_mode_cold_and_warm(door: str, options: Options, suite: str, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
-@pytest.mark.parametrize(("door", "options"), [("context", WAIT), ("context", {}), ("device", {})], ids=str)
+@pytest.mark.parametrize(
+    ("door", "options"),
+    [("context", WAIT), ("context", {}), ("device", {}), ("device", {"collectives": "xla"})],
+    ids=str,
+)
 def test_on_four_ranks(door: str, options: Options, suite: str, tmp_path: Path) -> None:
     check(suite, door, tmp_path, [options], world=4)

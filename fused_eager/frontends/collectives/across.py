@@ -118,6 +118,15 @@ def gathered(x: Any, kind: str, size: int) -> Any:
     return jax.lax.all_gather(x, AXIS, tiled=True).reshape(1, -1)
 
 
+def chosen(x: Any, kind: str, size: int) -> Any:
+    """The part of one rank, `kind` by its number, on each device: its bits, as a sum of floats would lose some."""
+    is_bool, is_float = x.dtype == bool, jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+    word = jax.numpy.dtype(f"uint{8 * x.dtype.itemsize}") if is_bool or is_float else x.dtype
+    bits = x.astype(word) if is_bool else jax.lax.bitcast_convert_type(x, word)
+    sent = jax.lax.psum(jax.numpy.where(jax.lax.axis_index(AXIS) == int(kind), bits, 0), AXIS).astype(word)
+    return sent.astype(bool) if is_bool else jax.lax.bitcast_convert_type(sent, x.dtype)
+
+
 def exchanged(x: Any, kind: str, size: int) -> Any:
     """Of each part a device's own piece, one behind another."""
     return jax.lax.all_to_all(x.reshape(size, -1), AXIS, split_axis=0, concat_axis=0).reshape(1, -1)

@@ -32,7 +32,7 @@ from ...ranks.work import described, told
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
-from . import grouping, lacking, reducers
+from . import across_processes, grouping, lacking, reducers
 from .arriving import SILENT, ArrivingWork
 from .promised import of_a_cut
 
@@ -109,6 +109,11 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         await_values(list(given.values()))
         serving = _serve_the_host(group)
         calls.begin(row.op, given, DOORS[0].stream.config, serving)
+        config = DOORS[0].stream.config
+        reason = Reason("sync.collective", of_a_cut(row.op), site.describe(site.here()))
+        launched = across_processes.serve(row, given, group, serving, reason, waits=config.mode != "fused")
+        if launched is not None:
+            return (given[names[0]], launched.boxed()) if len(op._schema.returns) > 1 else launched.boxed()
         began = time.monotonic()
         copies = Copies(row, site.describe(site.here()))
         _run_what_is_read(row, given, copies.reason)
@@ -177,6 +182,7 @@ def backend(group: Any, _: Any) -> Any:
         raise RuntimeError("the backend 'fused_eager' sends values with gloo, and this torch is built without it")
     if not distributed.is_initialized():
         job.begin_anew()
+        across_processes.announce(group.group_rank)
     store, rank, size = group.store, group.group_rank, group.group_size
     ranks = list(group.global_ranks_in_group) or list(range(size))
     name = arrival.meet(store, ranks, ranks[rank], group.timeout)

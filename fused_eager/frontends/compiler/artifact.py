@@ -60,7 +60,7 @@ def _executable(folder: Any, rows: list[dict[str, Any]]) -> Any:
     """What was compiled for the devices that are here; None if nothing was, or by another XLA."""
     if jax.default_backend() != "tpu":
         return None
-    kind, jaxlib = jax.devices()[0].device_kind, importlib.metadata.version("jaxlib")
+    kind, jaxlib = jax.local_devices()[0].device_kind, importlib.metadata.version("jaxlib")
     for row in rows:
         if (row["kind"], row["jaxlib"]) == (kind, jaxlib):
             code, takes, returns = pickle.loads((folder / row["file"]).read_bytes())  # as much code as the program is

@@ -17,6 +17,7 @@ from fused_eager.cache.exits import call_at_exit, fail_at_exit, note_codes
 
 from ...executing.deferred_checks import DEFERRED, untold, wait
 from ...log.events import LOG
+from ...ranks import job, multi_controller
 
 PAUSE, QUIET, LONGEST = 0.005, 3, 0.5  # seconds; how many pauses in a row in which nobody computes; seconds in all
 
@@ -32,6 +33,8 @@ def _leave(process: int) -> None:
     """Wait for what runs, tell of a failed check that nobody has been told of, and leave Python's lock to whoever wants
     it after that."""
     if not DEFERRED.serial or os.getpid() != process:  # a forked child has no threads of XLA's
+        return
+    if multi_controller.has_joined() and job.is_lost():  # what runs may be a collective with a rank that is not there
         return
     try:
         wait()

@@ -23,7 +23,7 @@ from ...config import resolve
 from ...devices.accelerator import Accelerator
 from ...errors import FusedEagerError
 from ...quiet import as_kernel, uncompiled
-from ...ranks import job
+from ...ranks import job, multi_controller
 from ...xla import start
 from ..collectives import kernels as collectives
 from ..collectives import offered
@@ -122,6 +122,8 @@ class _Pallas(types.ModuleType):
 def _devices() -> list[Any]:
     """The devices of JAX's that do the work, as the options say."""
     options = resolve()
+    if options.collectives == "xla":
+        multi_controller.join(options.progress)
     count = options.devices
     wanted = count or _local_ranks()
     if wanted and not _has_started():
