@@ -310,7 +310,12 @@ KINDS: dict[str, Kind] = {
                 Field("sequence", "integer or null", "its number in the group, the same on all ranks; null: none"),
                 Field("bytes", "integer", "of all tensors that this rank gave it"),
                 Field("ranks", "integer", "how many there are in the group"),
-                Field("seconds", "number", "from its start to its results; the program may have gone on meanwhile"),
+                Field(
+                    "seconds",
+                    "number",
+                    "from its start to its results; the program may have gone on meanwhile. Inside XLA: from when it "
+                    "was put into the device's queue until it was seen to have ended",
+                ),
                 Field("fetch_s", "number", "before it: until what it reads was computed, and on the host"),
                 Field("wait_s", "number or null", "for so long the program stood still for it; null: it waited in C++"),
                 Field("site", "text", "the line"),

@@ -26,7 +26,7 @@ from ...devices.buffer import LOCK
 from ...log.reasons import Reason
 from ...ranks import calls, job, multi_controller, order
 from ...ranks.multi_controller import has_joined
-from ...ranks.table import BY_OP, Collective
+from ...ranks.table import Collective
 from ...ranks.work import told
 from ...xla import enable_x64
 from ..device import transfers
@@ -105,11 +105,16 @@ def _allgather(given: Given, of: Members) -> Parts:
 
 
 def _allgather_flat(given: Given, of: Members) -> Parts:
-    return [Part(given["input_tensor"], across.gathered, "", [given["output_tensor"]])]
+    return _gathered([(given["input_tensor"], given["output_tensor"])], of)
 
 
 def _allgather_flat_coalesced(given: Given, of: Members) -> Parts:
-    pairs = zip(given["inputs"], given["outputs"], strict=True)
+    return _gathered(list(zip(given["inputs"], given["outputs"], strict=True)), of)
+
+
+def _gathered(pairs: Sequence[tuple[Tensor, Tensor]], of: Members) -> Parts:
+    if any(out.numel() != of.size * t.numel() for t, out in pairs):  # gloo has its error for it
+        return None
     return [Part(t, across.gathered, "", [out]) for t, out in pairs]
 
 
@@ -139,7 +144,7 @@ def _reduce_scatter_flat_coalesced(given: Given, of: Members) -> Parts:
 
 def _alltoall_flat(given: Given, of: Members) -> Parts:
     t, out = given["input"], given["output"]
-    is_even = not (given["output_split_sizes"] or given["input_split_sizes"])
+    is_even = not (given["output_split_sizes"] or given["input_split_sizes"]) and t.numel() == out.numel()
     return [Part(t, across.exchanged, "", [out])] if is_even and t.shape[0] % of.size == 0 else None
 
 
@@ -185,18 +190,18 @@ def serve(row: Collective, given: Given, group: Any, serving: Any, reason: Reaso
         return None
     _compare(row, given, group, of, reason)
     order.ran_in_xla(serving.group_name)
-    ended = told(BY_OP[row.op], serving, sum(t.nbytes for t in tensors), 0.0, str(reason.site))
     with torch.no_grad(), job.explained(lambda: f"calls {row.op.strip('_')} at {reason.site}"):
         _before_the_end()
         _attend()
+        ended = told(row, serving, sum(t.nbytes for t in tensors), 0.0, str(reason.site))
         try:
-            arrays = [_launched(part, of, reason) for part in parts]
+            numbers = [_launched(part, of, reason) for part in parts]
         except ValueError as error:  # of a program that has run at once
             raise RuntimeError(str(error)) from error
+        _under_way.append(Launched(numbers, ended))
         if waits:
-            for array in arrays:
-                array.block_until_ready()
-    ended(0.0)
+            _wait_for(numbers)
+            _attend()
     return _in_the_queue([t for part in parts for t in part.to])
 
 
@@ -221,36 +226,49 @@ def _compiled(program: Program, kind: str, devices: tuple[Any, ...]) -> Any:
 
 
 def _launched(part: Part, of: Members, reason: Reason) -> Any:
-    """Launch a part's program and put its pieces where they go. Returns the array of them all, which may still be
-    running."""
+    """Launch a part's program and put its pieces where they go. Returns the number that it makes."""
     door = DOORS[part.given.get_device()]
     own, array = transfers.copied(part.given, reason)
     with LOCK, enable_x64(True):
         flat = moved(shaped(array, (1, own.numel())), of.own)
         laid = jax.make_array_from_single_device_arrays((of.size, own.numel()), across.laid_over(of.devices), [flat])
         (shard,), (number,) = (a.addressable_shards for a in _compiled(part.program, part.kind, of.devices)(laid))
-        _under_way.append(number.data)
         out = moved(shaped(shard.data, (shard.data.size,)), door.device.xla)
         pieces = transfers.of_array(door, out).split([t.numel() for t in part.to]) if part.to else ()
     for t, piece in zip(part.to, pieces, strict=True):
         t.detach().copy_(piece.view(t.shape))
-    return out
+    return number.data
 
 
-_under_way: list[Any] = []  # of each program that has been launched and may be running a number that it makes
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A collective that may be under way: the numbers that its programs make, and what tells the event log that it has
+    ended."""
+
+    numbers: list[Any]
+    ended: Callable[[float | None], None]
+
+
+_under_way: list[Launched] = []
 LOOK = 0.01  # seconds
 
 
 def _attend() -> None:
-    """Forget the programs that have ended.
+    """Forget the collectives that have ended, and tell of them.
 
     Raises:
         RuntimeError: one has failed. Nobody may ever read what it was to make.
     """
-    ended = [made for made in _under_way if made.is_ready()]
-    _under_way[:] = [made for made in _under_way if not any(made is other for other in ended)]
-    for made in ended:
-        made.block_until_ready()
+    over = [launched for launched in _under_way if all(number.is_ready() for number in launched.numbers)]
+    _under_way[:] = [launched for launched in _under_way if launched not in over]
+    for launched in over:
+        _wait_for(launched.numbers)
+        launched.ended(None)
+
+
+def _wait_for(numbers: Sequence[Any]) -> None:
+    for number in numbers:
+        number.block_until_ready()
 
 
 def _finish() -> None:

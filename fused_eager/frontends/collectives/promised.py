@@ -39,4 +39,4 @@ class spmd_safe(contextlib.ContextDecorator):
 
 def of_a_cut(op: str) -> str:
     """What the report says of a collective that ends a region."""
-    return f"{op} (spmd_safe: gloo serves it, so it is in no region)" if _said.depth else op
+    return f"{op} (spmd_safe: collectives are in no region)" if _said.depth else op
