@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOOP = Path(__file__).parent / "titan_loop.py"
-STEPS = 20
+STEPS = 50
 CONFIG = """
 [model]
 name = "llama3"
