@@ -18,7 +18,7 @@ STEPS, FAULT_AT = 6, 3
 
 
 def main(folder: Path, door: str) -> None:
-    device = "tpu" if door == "tpu" else "cpu"
+    device = "cpu" if door == "cpu" else "tpu"
     dist.init_process_group("fused_eager")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     checkpoint = folder / "checkpoint"
@@ -27,7 +27,7 @@ def main(folder: Path, door: str) -> None:
         state = torch.load(checkpoint)
         weight, began = state["weight"], state["step"]
     weight = weight.to(device)
-    context: Any = contextlib.nullcontext() if door == "tpu" else fused_eager.fused_eager(compile="wait")
+    context: Any = contextlib.nullcontext() if device == "tpu" else fused_eager.fused_eager(compile="wait")
     with context:
         for step in range(began, STEPS):
             if attempt == 0 and step == FAULT_AT and rank == 1:

@@ -168,10 +168,11 @@ def test_a_hundred_faults(door: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", [*DOORS, INSIDE_XLA])
 def test_torchrun_starts_the_ranks_again(door: str, tmp_path: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
     given = {"FUSED_EAGER_CACHE_DIR": str(tmp_path / "cache"), "FUSED_EAGER_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+    given["FUSED_EAGER_COLLECTIVES"] = "xla" if door == INSIDE_XLA else "host"
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--standalone"]
     out = subprocess.run(
         [sys.executable, *command, "-m", "tests.distributed.restarted", str(tmp_path), door],
