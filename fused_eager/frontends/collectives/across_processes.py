@@ -179,8 +179,10 @@ def serve(row: Collective, given: Given, group: Any, serving: Any, reason: Reaso
         RankLost: a rank that it needs is lost.
     """
     found = _PROGRAMS.get(row.op) if has_joined() else None
+    if found is None:
+        return None
     tensors = [t for name in (*row.reads, *row.updates, *row.writes) for t in _flat(given[name])]
-    if found is None or not tensors or not all(is_ours(t) and transfers.goes_between(t) for t in tensors):
+    if not tensors or not all(is_ours(t) and transfers.goes_between(t) for t in tensors):
         return None
     if len({t.dtype for t in tensors}) > 1:  # gloo has its error for it
         return None
@@ -213,16 +215,15 @@ def _flat(value: Any) -> Iterator[Tensor]:
             yield from _flat(of)
 
 
-@functools.lru_cache(maxsize=256)
-def _compiled(program: Program, kind: str, devices: tuple[Any, ...]) -> Any:
-    """As `across.compiled`; the program also makes one number, by which it can be told when it has ended."""
-    of_part, laid = functools.partial(program, kind=kind, size=len(devices)), across.laid_over(devices)
+@functools.cache
+def _with_a_number(program: Program) -> Program:
+    """The program, which also makes one number, by which it can be told when it has ended."""
 
-    def both(x: Any) -> Any:
-        made = of_part(x)
+    def both(x: Any, kind: str, size: int) -> Any:
+        made = program(x, kind=kind, size=size)
         return made, made.reshape(1, -1)[:, :1]
 
-    return jax.jit(jax.shard_map(both, mesh=laid.mesh, in_specs=laid.spec, out_specs=(laid.spec, laid.spec)))
+    return both
 
 
 def _launched(part: Part, of: Members, reason: Reason) -> Any:
@@ -232,7 +233,8 @@ def _launched(part: Part, of: Members, reason: Reason) -> Any:
     with LOCK, enable_x64(True):
         flat = moved(shaped(array, (1, own.numel())), of.own)
         laid = jax.make_array_from_single_device_arrays((of.size, own.numel()), across.laid_over(of.devices), [flat])
-        (shard,), (number,) = (a.addressable_shards for a in _compiled(part.program, part.kind, of.devices)(laid))
+        function = across.compiled(_with_a_number(part.program), part.kind, of.devices)
+        (shard,), (number,) = (a.addressable_shards for a in function(laid))
         out = moved(shaped(shard.data, (shard.data.size,)), door.device.xla)
         pieces = transfers.of_array(door, out).split([t.numel() for t in part.to]) if part.to else ()
     for t, piece in zip(part.to, pieces, strict=True):

@@ -24,7 +24,6 @@ from ...devices.storage import storage_of
 from ...executing import run
 from ...log import site
 from ...log.reasons import Reason
-from ...log.site import Site
 from ...quiet import as_eager, as_kernel, uncompiled
 from ...ranks import arrival, calls, job
 from ...ranks.table import COLLECTIVES, Collective
@@ -42,9 +41,8 @@ Tensor = torch.Tensor
 class Copies:
     """What the host's group works on, instead of a device's tensors, and the way back."""
 
-    def __init__(self, row: Collective, place: Site):
-        self.row = row
-        self.reason = Reason("sync.collective", of_a_cut(row.op), place)
+    def __init__(self, row: Collective, reason: Reason):
+        self.row, self.reason = row, reason
         # By the identity of a tensor: it, where it lay when it was given (it may be laid elsewhere until the results
         # are there), its twin. What is read alone has a twin of its own: the same tensor may be written, too.
         self._read: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -108,18 +106,18 @@ def _kernel(row: Collective) -> Callable[..., Any]:
             ArrivingWork.make_room()
         await_values(list(given.values()))
         serving = _serve_the_host(group)
-        calls.begin(row.op, given, DOORS[0].stream.config, serving)
         config = DOORS[0].stream.config
+        calls.begin(row.op, given, config, serving)
         reason = Reason("sync.collective", of_a_cut(row.op), site.describe(site.here()))
         launched = across_processes.serve(row, given, group, serving, reason, waits=config.mode != "fused")
         if launched is not None:
             return (given[names[0]], launched.boxed()) if len(op._schema.returns) > 1 else launched.boxed()
         began = time.monotonic()
-        copies = Copies(row, site.describe(site.here()))
-        _run_what_is_read(row, given, copies.reason)
+        copies = Copies(row, reason)
+        _run_what_is_read(row, given, reason)
         named = {name: copies.of(name, value) for name, value in given.items()}
         named["process_group"] = serving.boxed()
-        place = str(copies.reason.site)
+        place = str(reason.site)
         ended = told(row, serving, copies.nbytes, time.monotonic() - began, place)
 
         def finish(waited: float | None) -> list[Tensor]:
@@ -132,7 +130,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         boxed = out[-1] if isinstance(out, tuple) else out
         if boxed is None:
             return None  # a monitored barrier
-        goes_on = row.is_for_all and DOORS[0].stream.config.mode == "fused"
+        goes_on = row.is_for_all and config.mode == "fused"
         storages = copies.storages if goes_on else []
         told_of = described(row, group, place)
         work = ArrivingWork(c10d.Work.unbox(boxed), finish, told_of, storages, row.op in SILENT)
