@@ -157,13 +157,14 @@ build/types:
 
 # Without what they depend on: torch is the one under test, and the rest is there. torchvision is in a folder of its own:
 # PyPI's needs CUDA's torch, and what imports it where it happens to be there, as torchmetrics does, then fails. So does
-# torchaudio's, but it looks whether its kernels are there, and does without.
+# torchaudio's, but it looks whether its kernels are there, and does without. With Triton there, torch compiles otherwise.
 .venv/.made-clients: .venv/.made tests/clients/constraints.txt tests/clients/torchtitan.txt
 	$(PIP) --no-deps --requirement tests/clients/constraints.txt
 	$(PIP) --no-deps --target .venv/beside/torchvision torchvision==0.28.0
 	$(PIP) --no-deps --target .venv/beside/torchaudio torchaudio==2.11.1
 	rm -rf .venv/beside/torchaudio/torchaudio/lib
 	$(PIP) --no-deps --target .venv/beside/torchtitan --requirement tests/clients/torchtitan.txt
+	$(PIP) --no-deps --target .venv/beside/triton triton==3.9.0
 	@touch $@
 
 .venv/.made-peers: .venv/.made

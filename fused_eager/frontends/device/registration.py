@@ -108,6 +108,11 @@ def register(name: str = DEFAULT) -> int:
         return len(devices)
 
 
+def registered() -> bool:
+    """Whether this process has the device."""
+    return bool(_registered)
+
+
 class _Pallas(types.ModuleType):
     """Ops whose lowering is the user's own, by TorchTPU's name for them: imported when one is asked for."""
 
