@@ -46,10 +46,11 @@ test-dist: .venv/.made
 		-m "slow or not slow" $(ARGS)
 
 # Programs as people write them, at both doors, compared with plain PyTorch: writes the table in docs/clients.md, and runs
-# some of them in every mode.
+# some of them in every mode. On two cores the table takes an hour: `SHARD=1/3` runs every third program alone, within 20
+# minutes. (Their models under torch.compile, in each of its ways, take hours and belong to `test-full`.)
 test-clients: .venv/.made-clients
-	$(BIN)/python -m tests.clients --write docs/clients.md
-	$(BIN)/python -m pytest tests/clients -m "slow or not slow" -k "every_mode or not client_computes" $(ARGS)
+	$(BIN)/python -m tests.clients --write docs/clients.md $(if $(SHARD),--shard $(SHARD))
+	$(if $(SHARD),,$(BIN)/python -m pytest tests/clients -m "slow or not slow" -k "not in_plain_pytorch" $(ARGS))
 
 # What a change must not break for TPUs: the tests that need XLA's compiler for them, `libtpu`, and each row of the fusion
 # rules in float32. Needs no TPU.

@@ -1,9 +1,8 @@
 """A program's first minute: `python -m benchmarks.first_minute [PROGRAM...]`.
 
-Two processes run the same program, one plain, one in a context around its loop with nothing compiled anywhere. They
-take turns: while one works the other is stopped, with all that it has started, so what compiles has the second core in
-its own turns alone. Time is the wall clock's of each one's own turns. What is told is the work that was done, over
-plain's in the turns beside it: in the first ten seconds, in all of the time, and in the last ten seconds; then for a
+Two processes run the same program in turns, one plain, one in a context around its loop with nothing compiled anywhere.
+Time is the wall clock's of each one's own turns. What is told is the work that was done, over plain's in the turns
+beside it: in the first ten seconds, in all of the time, and in the last ten seconds; then for a
 second process, which finds in the cache what the first has compiled. With `--cores 1` all of it has one core.
 
 `--json FILE` keeps every turn, `--plot FILE` draws them.
@@ -15,26 +14,22 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.environment import wanted
 from benchmarks.probe import empty_caches
 from benchmarks.programs import PROGRAMS
-from benchmarks.systems import SYSTEMS
+from benchmarks.systems import SYSTEMS, no_wait
+from benchmarks.turns import Over, Turns, Working, ended
 from benchmarks.workloads import WORKLOADS, Size, select
 
-TURN_S = 1.0
 ENDS_S = 10.0  # how much of the time is its beginning, and its end
 EVERY = {**WORKLOADS, **{row.name: row for row in PROGRAMS}}
 DEFAULT = (
@@ -80,57 +75,14 @@ class Minute:
 
 
 def work(program: str, system: str, size: Size) -> None:
-    """In a process of its own: for each line that is read, work for as many seconds as it says, and tell how many steps
-    there were and what time they took. The first turn has all that comes before the first step."""
-    began = time.perf_counter()
-    step: Callable[[], Any] | None = None
-    with ExitStack() as stack:
-        for line in sys.stdin:
-            steps, began = 0, began if step is None else time.perf_counter()
-            if step is None:
-                step = EVERY[program].build(lambda function: function, size)
-                stack.enter_context(SYSTEMS[system].enter())
-            while time.perf_counter() - began < float(line):
-                step()
-                steps += 1
-            print(steps, time.perf_counter() - began, flush=True)
-
-
-class Working:
-    """A process that works in its turns and is stopped between them, with all that it has started."""
-
-    def __init__(self, program: str, system: str, size: Size, environment: dict[str, str]):
-        command = [sys.executable, "-m", "benchmarks.first_minute", "--here", system, "--size", size, program]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-        )
-        self._signal(signal.SIGSTOP)
-
-    def turn(self, seconds: float) -> tuple[float, float]:
-        """Let it work; steps for each second, and seconds."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(seconds, file=self.process.stdin, flush=True)
-        self._signal(signal.SIGCONT)
-        answer = self.process.stdout.readline().split()
-        self._signal(signal.SIGSTOP)
-        if not answer:
-            raise RuntimeError("the program has ended")
-        steps, took = int(answer[0]), float(answer[1])
-        return steps / took, took
-
-    def end(self) -> None:
-        """Let it end in order, so that what it compiled is kept."""
-        assert self.process.stdin is not None
-        self._signal(signal.SIGCONT)
-        self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+    """In a process of its own: steps in the turns that it is given."""
+    with contextlib.suppress(Over), ExitStack() as stack:
+        turns = Turns(no_wait)
+        step = EVERY[program].build(lambda function: function, size)
+        stack.enter_context(SYSTEMS[system].enter())
+        while True:
+            step()
+            turns.step()
 
 
 @contextmanager
@@ -147,17 +99,18 @@ def on_cores(count: int) -> Iterator[None]:
 
 def minute(program: str, seconds: float, size: Size, environment: dict[str, str]) -> Minute:
     """One process in a context beside a plain one, for so many seconds of its work."""
-    plain, ours = (Working(program, system, size, environment) for system in ("eager", "fused"))
+
+    def process(system: str) -> Working:
+        command = [sys.executable, "-m", "benchmarks.first_minute", "--here", system, "--size", size, program]
+        return Working(command, environment)
+
+    plain, ours = process("eager"), process("fused")
     turns: list[Turn] = []
-    try:
-        plain.turn(TURN_S)  # torch's own first steps are not what is compared
+    with ended(plain, ours):
+        plain.turn()  # torch's own first steps are not what is compared
         while sum(turn.seconds for turn in turns) < seconds:
-            before = plain.turn(TURN_S)[0]
-            rate, took = ours.turn(TURN_S)
-            turns.append(Turn(before, rate, took))
-    finally:
-        plain.end()
-        ours.end()
+            before = plain.turn()[0]
+            turns.append(Turn(before, *ours.turn()))
     return Minute(tuple(turns))
 
 

@@ -19,6 +19,8 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import (
     check,
+    client_programs,
+    clients,
     entering,
     environment,
     first_minute,
@@ -32,6 +34,7 @@ from benchmarks import (
 )
 from benchmarks.programs import PROGRAMS
 from benchmarks.systems import REFERENCE, SYSTEMS, System
+from benchmarks.turns import TURN_S
 from benchmarks.workloads import ROWS, WORKLOADS, Workload, select
 
 BRIEF = measure.Effort(rounds=2, block_s=1e-4, settle_s=5.0)
@@ -497,7 +500,7 @@ def test_a_first_minute_is_told_for_two_processes_and_kept(tmp_path: Path, capsy
     told = capsys.readouterr().out
     assert re.search(r"\| tiny( \| \d+\.\d\d){6} \|", told)
     kept = json.loads(file.read_text())["programs"]["tiny"]
-    assert len(kept) == 2 and all(turn["seconds"] >= first_minute.TURN_S for turns in kept for turn in turns)
+    assert len(kept) == 2 and all(turn["seconds"] >= TURN_S for turns in kept for turn in turns)
 
 
 def test_the_work_of_a_part_of_a_minute_is_that_of_its_turns() -> None:
@@ -512,6 +515,33 @@ def test_the_work_of_a_part_of_a_minute_is_that_of_its_turns() -> None:
 
 def test_the_programs_of_the_first_minute_exist() -> None:
     assert set(first_minute.DEFAULT) <= set(first_minute.EVERY)
+
+
+@pytest.mark.slow
+def test_a_clients_steps_are_told_in_a_context_and_on_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "clients.json"
+    assert clients.main(["nano_gpt", "--turns", "2", "--json", str(file)]) == 0
+    assert re.search(r"\| nano_gpt( \| \d+ ms \| \d+\.\d\d){2} \| \d+ \| \d+ \|", capsys.readouterr().out)
+    kept = json.loads(file.read_text())["nano_gpt"]
+    assert [len(kept[door]["turns"]) for door in ("context", "device")] == [2, 2]
+
+
+def test_a_client_that_ends_before_its_turns_are_over_is_told_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSED_EAGER_PLATFORM", "nowhere")
+    assert clients.main(["nano_gpt", "--turns", "1"]) == 1
+    assert "the program has ended; see /dev/null" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        clients.main(["nanogpt"])
+
+
+def test_a_pairs_ratio_is_that_of_its_last_turns() -> None:
+    early, late = first_minute.Turn(10.0, 1.0, 1.0), first_minute.Turn(10.0, 20.0, 1.0)
+    assert clients.Pair([early] * 60 + [late] * clients.LAST, (0, 0)).ratio == 2.0
+    assert all(callable(getattr(client_programs, name)) for name in clients.PROGRAMS)
 
 
 @pytest.mark.slow

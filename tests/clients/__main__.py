@@ -18,8 +18,9 @@ Programs in the shape in which PyTorch's examples and the libraries around it pu
 data. They know nothing of the library: `python -m fused_eager run program.py` runs them in a context, on CPU tensors,
 and `python -m fused_eager run --device tpu program.py --device tpu` on the [device](device.md), which a CPU stands
 in for. What they compute (losses, outputs, checkpoints, texts) is compared with plain PyTorch on the CPU.
-`make test-clients` runs them and writes this page (`python -m tests.clients --write docs/clients.md NAME`: the rows of
-one; with `--shard 1/4`, of every fourth); the programs are in `tests/clients/examples/`.
+`make test-clients` runs them and writes this page (`make test-clients SHARD=1/3`: the rows of every third program; a third
+takes up to 20 minutes on two cores. `python -m tests.clients --write docs/clients.md NAME`: the rows of one). The
+programs are in `tests/clients/examples/`.
 
 [torchtitan](https://github.com/pytorch/torchtitan)'s trainer has several processes, and no row: version 0.2.2 trains
 its debug model on the device by FSDP2 within tensor parallel on four ranks, unmodified, and its losses are those of a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.client_programs import titan_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOOP = Path(__file__).parent / "titan_loop.py"
@@ -49,22 +50,8 @@ pytestmark = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where torchtitan runs: its debug model's configuration, and a tokenizer and texts of our own where it looks for
-    those that its repository has."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    texts = [part for page in sorted((ROOT / "docs").glob("*.md")) for part in page.read_text().split("\n\n")]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|begin_of_text|>", "<|end_of_text|>"]
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=special))
-    (tmp_path / "tokenizer").mkdir()
-    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    names = {"bos_token": special[0], "eos_token": special[1]}
-    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
-    data = tmp_path / "tests" / "assets" / "c4_test"
-    data.mkdir(parents=True)
-    (data / "data.json").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts if len(text) > 200))
+    """Where torchtitan runs: its debug model's configuration, a tokenizer and texts."""
+    titan_files(tmp_path)
     (tmp_path / "debug.toml").write_text(CONFIG)
     (tmp_path / "cache").mkdir(mode=0o700)
     return tmp_path
