@@ -101,15 +101,16 @@ def pair(program: str, ways: tuple[str, str], turns: int, log: Path) -> Pair:
         return Pair(found, (int(first.told), int(second.told)))
 
 
-def row(program: str, turns: int, log: Path) -> dict[str, Pair | str]:
+def row(program: str, turns: tuple[int, int], log: Path) -> dict[str, Pair | str]:
     """Both pairs; a sentence where one did not run."""
     found: dict[str, Pair | str] = {}
-    for name, ways in (("context", ("plain", "context")), ("device", ("strict", "fused"))):
+    pairs = (("context", ("plain", "context")), ("device", ("strict", "fused")))
+    for (name, ways), count in zip(pairs, turns, strict=True):
         if name == "context" and program in NOT_ON_CPU:
             found[name] = "does not run on plain CPU tensors"
             continue
         try:
-            found[name] = pair(program, ways, turns, log)
+            found[name] = pair(program, ways, count, log)
         except RuntimeError as error:
             found[name] = f"{error}; see {log}"
     return found
@@ -128,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print. Returns 1 if a program did not run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
     parser.add_argument("program", nargs="*", help=f"of {', '.join(PROGRAMS)}; by default all")
-    parser.add_argument("--turns", type=int, default=75, help="of a second, of each way (default 75)")
+    parser.add_argument("--turns", type=int, default=75, help="of a second, plain and in a context (default 75)")
+    parser.add_argument("--device-turns", type=int, default=30, help="the same on the device (default 30)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), metavar="FILE", help="what the clients print")
     parser.add_argument("--here", help=argparse.SUPPRESS)
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(HEAD)
     rows: dict[str, dict[str, Pair | str]] = {}
     for program in arguments.program or PROGRAMS:
-        rows[program] = found = row(program, arguments.turns, arguments.log)
+        rows[program] = found = row(program, (arguments.turns, arguments.device_turns), arguments.log)
         print(f"| {program} | {told(found['context'], False)} | {told(found['device'], True)} |", flush=True)
     if arguments.json:
         kept = {p: {n: f if isinstance(f, str) else asdict(f) for n, f in found.items()} for p, found in rows.items()}

@@ -522,7 +522,7 @@ def test_a_clients_steps_are_told_in_a_context_and_on_the_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "clients.json"
-    assert clients.main(["nano_gpt", "--turns", "2", "--json", str(file)]) == 0
+    assert clients.main(["nano_gpt", "--turns", "2", "--device-turns", "2", "--json", str(file)]) == 0
     assert re.search(r"\| nano_gpt( \| \d+ ms \| \d+\.\d\d){2} \| \d+ \| \d+ \|", capsys.readouterr().out)
     kept = json.loads(file.read_text())["nano_gpt"]
     assert [len(kept[door]["turns"]) for door in ("context", "device")] == [2, 2]
@@ -532,7 +532,7 @@ def test_a_client_that_ends_before_its_turns_are_over_is_told_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FUSED_EAGER_PLATFORM", "nowhere")
-    assert clients.main(["nano_gpt", "--turns", "1"]) == 1
+    assert clients.main(["nano_gpt", "--turns", "1", "--device-turns", "1"]) == 1
     assert "the program has ended; see /dev/null" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         clients.main(["nanogpt"])
