@@ -18,8 +18,8 @@ Programs in the shape in which PyTorch's examples and the libraries around it pu
 data. They know nothing of the library: `python -m fused_eager run program.py` runs them in a context, on CPU tensors,
 and `python -m fused_eager run --device tpu program.py --device tpu` on the [device](device.md), which a CPU stands
 in for. What they compute (losses, outputs, checkpoints, texts) is compared with plain PyTorch on the CPU.
-`make test-clients` runs them and writes this page (`make test-clients SHARD=1/3`: the rows of every third program; a third
-takes up to 20 minutes on two cores. `python -m tests.clients --write docs/clients.md NAME`: the rows of one). The
+`make test-clients` runs them and writes this page. (`make test-clients SHARD=1/3` writes the rows of every third
+program, within 20 minutes on two cores; `python -m tests.clients --write docs/clients.md NAME` those of one.) The
 programs are in `tests/clients/examples/`.
 
 [torchtitan](https://github.com/pytorch/torchtitan)'s trainer has several processes, and no row: version 0.2.2 trains
@@ -35,7 +35,7 @@ runs without its kernels too: of them its loss for transducers is missed, and fi
 
 Time is that of the whole process over plain PyTorch's, with an empty compile cache: these programs take a second or two
 in all, so what it says is how long compiling takes. (The times of this page were taken on two cores with other work
-beside them.)
+beside them.) How fast the loops of ten of them are in the end is on [another page](performance.md#loops-of-libraries).
 
 | client | version | door | result | time | |
 |---|---|---|---|---|---|
