@@ -106,10 +106,10 @@ class Config:
     arrival: float = _row(
         60.0, "seconds that a rank may come later than the others to make a process group", minimum=0.1
     )
-    collectives: Literal["host", "xla"] = _row(
+    collectives: Literal["host", "xla", "regions"] = _row(
         "host",
-        "who does the collectives of device tensors between processes: the host's group (gloo), or XLA, over what "
-        "connects the devices",
+        "who does the collectives of device tensors between processes: the host's group (gloo); or XLA, over what "
+        "connects the devices, each by itself (xla) or inside of regions where all ranks run the same ones (regions)",
     )
     check_collectives: bool | None = _row(
         None, "compare the order of collectives between ranks, before each of them; auto: in mode debug"

@@ -39,6 +39,7 @@ class OpClass(str, Enum):
     LINALG = "linalg"
     FFT = "fft"
     OPTIMIZER = "optimizer"  # foreach and fused optimizer steps
+    COLLECTIVE = "collective"  # of several ranks' devices
     COMPOSITE = "composite"  # lowered through torch's own decomposition
 
 

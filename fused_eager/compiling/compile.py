@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fused_eager.fusion_rules import precision
+from fused_eager.fusion_rules import collectives, precision
 from fused_eager.fusion_rules.deferred import jax
 from fused_eager.fusion_rules.padded import Refused
 from fused_eager.fusion_rules.platforms import ANY, lowering_for
@@ -149,7 +149,7 @@ def _load_or_compile(computation: Computation, settings: Settings) -> Executable
         emit.compiled(computation, bounds, made)
         return made
 
-    if keeper is None:
+    if keeper is None or computation.devices:  # no process may load it by itself
         return make().executable
     return keeper.load_or_make(computation, bounds, progress, make, settings.device)
 
@@ -207,6 +207,8 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
             may_gain, rewritten = REWRITE.here
             if may_gain(avals, _is_pointwise(computation)):
                 traced, blocks = rewritten(jax.make_jaxpr(traced)(*avals), donated)
+        if computation.devices:
+            traced, avals = _of_ranks(traced, avals, computation.devices)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
@@ -214,6 +216,15 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
     position = {i: p for p, i in enumerate(region.nodes)}
     checks = tuple(RunCheck(position[i], c.error, c.message) for i, c in function.checks)
     return Lowering(lowered, checks, scratch, blocks)
+
+
+def _of_ranks(traced: Any, avals: Sequence[Any], devices: str) -> tuple[Any, list[Any]]:
+    """A function as one program of several ranks' devices, and what it takes: on each of them that rank's own arrays,
+    which XLA takes for copies of one."""
+    mesh, alike = collectives.mesh(devices), jax.sharding.PartitionSpec()
+    laid = jax.sharding.NamedSharding(mesh, alike)
+    taken = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=laid) for a in avals]
+    return jax.shard_map(traced, mesh=mesh, in_specs=alike, out_specs=alike, check_vma=False), taken
 
 
 def _as_promised(lowered: jax.stages.Lowered, outputs: Sequence[Home], rows: int) -> None:
@@ -261,6 +272,7 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
+    in_subprocess = in_subprocess and not computation.devices
     if in_subprocess:
         with lowering_for(device.xla.platform):
             get_ready(background.nice())
@@ -268,10 +280,12 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
     made = lower(computation, bounds, device)
     tracing = time.perf_counter() - started
     with tracing_for(device):
-        loaded, portable, beside = _compiled(made.lowered, in_subprocess, device)
+        compiled = _of_all if computation.devices else _compiled
+        loaded, portable, beside = compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
-    if wrong := misfit_on(device, loaded, computation.taken(made.scratch), outputs, len(made.checks)):
+    taken = computation.taken(made.scratch)
+    if not computation.devices and (wrong := misfit_on(device, loaded, taken, outputs, len(made.checks))):
         raise ValidationError(f"compiling: of {computation.name}, {wrong}")
     call = direct(loaded, outputs, len(made.checks), device, made.scratch)
     code = portable if device.kin and isinstance(portable, Portable) else None
@@ -292,6 +306,13 @@ def _compiled(
             if str(why):
                 LOG.count(f"regions compiled in this process: {why}")
     return *finalize(lowered, xla.compiled(lowered, device.xla.platform), device.xla), False
+
+
+def _of_all(
+    lowered: jax.stages.Lowered, in_subprocess: bool, device: Device
+) -> tuple[Any, Portable | NotPortable, bool]:
+    """The same of a program of several ranks: no process loads it by itself."""
+    return xla.compiled(lowered, device.xla.platform).runtime_executable(), NotPortable("it is several ranks'"), False
 
 
 _IN_ONE_LOOP = (OpClass.POINTWISE, OpClass.FACTORY, OpClass.REDUCTION)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..devices.home import Home, nbytes_of
 from ..log.site import describe
-from ..planning.plan import Region
+from ..planning.plan import Region, collective
 from ..tracing.stream import Node
 
 _NUMBER = 8  # bytes of a hoisted one: float64 or int64
@@ -46,6 +46,11 @@ class Computation:
     def chosen(self) -> list[Node]:
         """The region's nodes, in its order."""
         return [self.nodes[i] for i in self.region.nodes]
+
+    @property
+    def devices(self) -> str:
+        """The devices of the ranks whose one program it is, by name; "" of a region that this rank computes alone."""
+        return next(filter(None, map(collective, self.chosen)), "")
 
     @property
     def name(self) -> str:

@@ -25,4 +25,5 @@ class Ready:
     unstable: bool = False  # and nothing will be, as they keep changing
     varies: bool = False  # a stream of any length is run like that
     pieces: Pieces | None = None  # what tells it from others in every process
+    joint: str = ""  # the digest of those regions that are to be one program of several ranks
     alike: tuple[Compiled, ...] = ()  # what has to be told once this one comes again

@@ -8,10 +8,11 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
-from fused_eager.cache import Unencodable
+from fused_eager.cache import Key, Unencodable
 from fused_eager.fusion_rules import precision
 from fused_eager.fusion_rules.rule import rule_for
 
@@ -19,6 +20,7 @@ from ..bounded import Bounded
 from ..compiling import background, emit, lengths, mappings
 from ..compiling.background import Waiting
 from ..compiling.caching import forget_loaded, keeper, settings
+from ..compiling.canonical import to_parts
 from ..compiling.compile import MEMORY as EXECUTABLES
 from ..compiling.compile import Computation, Executable, load_or_compile
 from ..compiling.ready import Ready
@@ -50,15 +52,41 @@ CAME: Bounded[Hashable, int] = Bounded(1024)
 # Who wants to see each stream that has not come before, as it is about to be planned.
 WATCHERS: list[Callable[[Work], None]] = []
 
+
+class Ranks(Protocol):
+    """Who speaks for the ranks with which this process computes."""
+
+    def agree(self, nodes: Sequence[Node], digest: str) -> bool:
+        """Whether all are about to run the same regions, by their digest; "" says that they cannot. `nodes` are the
+        collectives."""
+
+    def launched(self, count: int, token: Any) -> None:
+        """A region has been launched that holds so many collectives; `token` is ready when it has run."""
+
+
+# That, where collectives are recorded like other ops.
+RANKS: list[Ranks] = []
+
+
+def collectives_of(nodes: Sequence[Node]) -> list[Node]:
+    """The collectives among the ops of a stream."""
+    return [n for n in nodes if plan.collective(n)] if RANKS else []
+
+
 # Calls that XLA turned out not to be able to run, by structure number: found once, islands from then on.
 ISLANDS: dict[int, str] = {}
 
 
-def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason) -> Ready:
-    """What it takes to run a stream, given the values that are live after it and the inputs that are not."""
+def load(
+    stream: Stream, live: frozenset[int], donatable: frozenset[int], reason: Reason, cuts: bool = False
+) -> Ready:
+    """What it takes to run a stream, given the values that are live after it and the inputs that are not. `cuts`: each
+    of its collectives by itself."""
     nodes, config = stream.nodes, stream.config
     device = stream.device
-    ending = (live, donatable, config.check_bounds, config.max_region, device.name, precision.switches(), stream.urgent)
+    ending = (
+        live, donatable, config.check_bounds, config.max_region, device.name, precision.switches(), stream.urgent, cuts
+    )  # fmt: skip
     # An interrupt may have come between a node and its step.
     known: MutableMapping[Hashable, Ready | Waiting] = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
@@ -69,8 +97,8 @@ def load(stream: Stream, live: frozenset[int], donatable: frozenset[int], reason
                 device.housekeeping.turn()
         else:
             homes = homes_of_values(stream)
-            switches, urgent = ending[-2:]
-            work = Work(nodes, homes, live, donatable, config, reason, switches, _default(), device, urgent)
+            switches, urgent = ending[-3:-1]
+            work = Work(nodes, homes, live, donatable, config, reason, switches, _default(), device, urgent, cuts)
             for watch in WATCHERS:
                 watch(work)
             found = _find(stream, known, ending, work)
@@ -125,6 +153,9 @@ def is_compiled(at: Step) -> bool:
 
 def _find(stream: Stream, known: MutableMapping[Hashable, Ready | Waiting], ending: Hashable, work: Work) -> Ready:
     """What runs a stream that has no executables yet, and of which none are being made."""
+    if collectives_of(work.nodes):  # when a collective runs does not hang on what this rank alone has seen
+        _make_room()
+        return _make_ready(work)
     waiting = known.get(ending)
     nodes = work.nodes
     shapes = (tuple([n.signature for n in nodes]), tuple([(i.vid, i.home) for i in stream.inputs]))
@@ -258,7 +289,7 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
             kept = donation.last_written(nodes, work.live, donatable)
         made = plan.make_plan(
             nodes, work.live, donatable, homes, islands, config.max_region, work.reason, kept=kept, room=room,
-            urgent=work.urgent, layered_from=device.layered_from,
+            urgent=work.urgent, layered_from=device.layered_from, cuts=work.cuts,
         )  # fmt: skip
         if config.validates:
             plan.validate(made, nodes, work.live, donatable)
@@ -280,7 +311,22 @@ def _make_ready(work: Work, meanwhile: int | None = None) -> Ready:
             print(made, flush=True)
         number = emit.planned(made, nodes, homes, executables, instead_of=meanwhile, device=device)
         commits = tuple([_committed(r, kept) for r in made.regions]) if kept else ()
-        return Ready(made, executables, checked, number, commits if any(commits) else (), pieces=pieces)
+        joint = "" if work.cuts else _joint(work, made)
+        return Ready(made, executables, checked, number, commits if any(commits) else (), pieces=pieces, joint=joint)
+
+
+def _joint(work: Work, made: Plan) -> str:
+    """The digest of the regions that hold collectives, the same on all ranks that would run the same programs; "" if
+    there are none, if they are of several groups of devices, or have no such name."""
+    computations = [Computation(work.nodes, region, work.homes) for region in made.regions]
+    of = [(c.devices, c) for c in computations if c.devices]
+    if len({devices for devices, _ in of}) != 1:
+        return ""
+    try:
+        parts = [to_parts(c) for _, c in of]
+        return Key({"regions": parts, "switches": [str(s) for s in work.switches]}).digest
+    except Unencodable:
+        return ""
 
 
 def _committed(region: Region, kept: Mapping[int, int]) -> frozenset[int]:

@@ -32,7 +32,7 @@ from . import validate, verify
 from .arguments import as_array, import_native, numbers
 from .deferred_checks import DEFERRED, Run, check, lost, undo, wait
 from .island import named, run_nodes, tell_region
-from .load import homes_of_values, is_compiled, load
+from .load import RANKS, collectives_of, homes_of_values, is_compiled, load
 
 
 class Execution:
@@ -108,7 +108,7 @@ class Execution:
 
         What others take that are under way counts; where that is too much together, they are waited for.
         """
-        if executable.needs < LARGE:
+        if executable.needs < LARGE or Computation(self.nodes, region, {}).devices:
             return False
         lacks = self.device.housekeeping.lacks
         before = DEFERRED.under_way()
@@ -141,6 +141,9 @@ class Execution:
         if kept is not None:
             outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)
+        held = collectives_of([self.nodes[i] for i in region.nodes])
+        if held:
+            RANKS[0].launched(len(held), flags)
         if executable.needs >= LARGE:
             self.launch.large.append((flags, executable.needs))
         if executable.checks:
@@ -294,6 +297,9 @@ def _prepare(stream: Stream, reason: Reason) -> Execution:
     stream.device.housekeeping.before_run()
     live, donatable, assigned = values_needed(stream)
     ready = load(stream, live, donatable, reason)
+    called = collectives_of(stream.nodes)
+    if called and not RANKS[0].agree(called, ready.joint):
+        ready = load(stream, live, donatable, reason, cuts=True)
     gives = ready.commits or (donatable and not ready.checked)
     if DEFERRED.runs and (len(DEFERRED.runs) >= UNVERIFIED or gives):
         # Where memory is reused in place, what came before has to be known to be right.

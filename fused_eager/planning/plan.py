@@ -91,6 +91,15 @@ class Work:
     default: torch.dtype
     device: Device = HOST
     urgent: frozenset[int] = frozenset()
+    cuts: bool = False
+
+
+def collective(node: Node) -> str:
+    """The devices of the ranks with which a node computes, by name; "" if it computes alone."""
+    return node.args[3] if node.twin is not None and node.twin.name() == _COLLECTIVE else ""
+
+
+_COLLECTIVE = "fused_eager::collective"
 
 
 def make_plan(
@@ -106,6 +115,7 @@ def make_plan(
     room: int | None = None,
     urgent: frozenset[int] = frozenset(),
     layered_from: int = repeats.LEAST,
+    cuts: bool = False,
 ) -> Plan:
     """Plan a stream.
 
@@ -123,10 +133,11 @@ def make_plan(
         room: bytes that the temporaries of a region may take at once; None: any.
         urgent: values that somebody waits for: what makes them runs first, and the rest while they are in use.
         layered_from: nodes from which a region is cut into its equal layers.
+        cuts: each collective is a region of its own, in program order.
     """
     needed = list(range(len(nodes))) if everything else _needed(nodes, live)
     groups: list[Group] = []
-    for part in _in_turn(nodes, needed, urgent):
+    for part in _at_collectives(nodes, needed) if cuts else _in_turn(nodes, needed, urgent):
         members = set(part)
         handed_out = live.union(v for i in needed if i not in members for v in operands(nodes[i]))
         groups += _group(nodes, part, handed_out, homes, islands, max_region, end, room, layered_from)
@@ -181,6 +192,17 @@ def _in_turn(nodes: Sequence[Node], needed: list[int], urgent: frozenset[int]) -
             wanted.update(operands(nodes[i]))
     rest = sorted(set(needed) - set(first))
     return [first[::-1], rest] if first and len(rest) >= ENOUGH else [needed]
+
+
+def _at_collectives(nodes: Sequence[Node], needed: list[int]) -> list[list[int]]:
+    """What comes before each collective, the collective, and what comes after the last."""
+    parts: list[list[int]] = [[]]
+    for i in needed:
+        if collective(nodes[i]):
+            parts += [[i], []]
+        else:
+            parts[-1].append(i)
+    return [part for part in parts if part]
 
 
 ENOUGH = 4  # nodes that are worth a region of their own, to run while values are sent
@@ -268,7 +290,10 @@ def _connect(
     regions, drops = [], []
     for g, (how, members, why) in enumerate(groups):
         needed = {v for i in members for v in operands(nodes[i]) if made_in.get(v) != g}
+        # XLA would leave out a collective that nobody on this rank reads.
+        kept_here = {r.vid for i in members if collective(nodes[i]) for r in nodes[i].results}
         wanted = {r.vid for i in members for r in nodes[i].results if r.vid in live or last_use.get(r.vid, g) > g}
+        wanted |= kept_here
         free: set[int] = set()
         if how == "xla":
             dead = {v for v in needed if last_use[v] == g and v not in live}

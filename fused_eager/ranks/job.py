@@ -28,6 +28,7 @@ _lock = threading.Lock()
 _current: list[Heartbeat] = []
 _failed: list[Heartbeat] = []  # of jobs before, of whose fault the program has not been told
 _watched: list[object] = []
+ENDING: list[Callable[[], None]] = []  # called while the ranks can still be reached, as the default group is destroyed
 
 
 def current() -> Heartbeat | None:
@@ -75,6 +76,9 @@ def _follow_default_group() -> None:
 
     @functools.wraps(original)
     def _update_default_pg(pg: Any) -> None:
+        if pg is None and current() is not None:
+            for told in ENDING:
+                told()
         original(pg)
         known = current()
         if known is not None and pg is None:

@@ -21,6 +21,11 @@ Where = tuple[str, str, str]  # reason code, detail, site
 
 SIZES = 64  # that are kept of each collective
 MET = 20000  # collectives that are compared between ranks: the first ones of each
+# Events that are kept as they are, and where.
+_KEPT = {
+    "agreement": "agreed", "cache-load": "loads", "cache-refused": "refused", "cache-unusable": "unusable",
+    "cache-write-failed": "unwritten", "mismatch": "mismatches",
+}  # fmt: skip
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Facts:
     refused: list[dict[str, Any]] = field(default_factory=list)  # by it
     unusable: list[dict[str, Any]] = field(default_factory=list)  # why its folder, or all of it, is of no use
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # entries that a store of it did not take
+    agreed: list[dict[str, Any]] = field(default_factory=list)  # whether collectives ran inside of regions
     failures: list[dict[str, Any]] = field(default_factory=list)
     mismatches: list[dict[str, Any]] = field(default_factory=list)  # what `verify` found
     built: list[Built] = field(default_factory=list)
@@ -153,6 +159,9 @@ class Adder:
         """Take in one event of the process with this number."""
         begin, end = self._spans.get(process, (event.time, event.time))
         self._spans[process] = (min(begin, event.time), max(end, event.time))
+        if event.kind in _KEPT:
+            getattr(self.facts, _KEPT[event.kind]).append(event.data)
+            return
         handle = getattr(self, "_" + event.kind.replace("-", "_"), None)
         if handle is not None:
             handle(process, event, event.data)
@@ -328,23 +337,8 @@ class Adder:
     def _lengths(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.lengths[d["site"]] = d["why"]
 
-    def _cache_load(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.loads.append(d)
-
-    def _cache_refused(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.refused.append(d)
-
-    def _cache_unusable(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.unusable.append(d)
-
     def _cache_off(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.unusable.append({"folder": "", **d})
-
-    def _cache_write_failed(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.unwritten.append(d)
-
-    def _mismatch(self, process: int, event: Event, d: dict[str, Any]) -> None:
-        self.facts.mismatches.append(d)
 
     def _choice(self, process: int, event: Event, d: dict[str, Any]) -> None:
         self.facts.choices[d["site"]] = d

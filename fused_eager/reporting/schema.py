@@ -322,6 +322,17 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         Kind(
+            "agreement",
+            "Collectives that were recorded like other ops are about to run: inside of one region, if all ranks run "
+            "the same, else each by itself.",
+            (
+                Field("collectives", "integer", "how many"),
+                Field("together", "boolean", "whether they run inside of regions"),
+                Field("wait_s", "number", "for so long this rank waited for what the others are about to run"),
+                Field("site", "text", "the line of the first"),
+            ),
+        ),
+        Kind(
             "rank-lost",
             "Another rank of a distributed job is lost, or the ranks have called different collectives: the process "
             "groups have been aborted.",

@@ -230,6 +230,10 @@ def _tables(f: Facts, sites: list[str]) -> list[str]:
                 what += f", waiting {waiting}, overlap {100 * each.overlap:.0f} %"
             skew = skews.get((each.group, each.site))  # takes the logs of all ranks
             lines.append(f"           {what}" + (f", skew {duration(statistics.fmean(skew))}" if skew else ""))
+        if f.agreed:
+            inside, cut = (sum(d["collectives"] for d in f.agreed if d["together"] is way) for way in (True, False))
+            lines.append(f"  {inside} ran inside of regions, and {cut} by themselves, where ranks differed")
+            lines.append(f"           to know that took {duration(sum(d['wait_s'] for d in f.agreed))}")
     if f.choices:
         lines += ["", 'The faster way, measured (fused has to win by 5 %; native="never" always fuses):']
         for c in list(f.choices.values())[:ROWS]:

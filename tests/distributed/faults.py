@@ -40,7 +40,7 @@ class Case:
 
     def __init__(self, rank: int, world: int, door: str, folder: Path, heartbeat: float):
         self.rank, self.world, self.door, self.folder, self.heartbeat = rank, world, door, folder, heartbeat
-        self.device = "cpu" if door == "cpu" else "tpu"  # "xla": collectives of the device run inside XLA
+        self.device = "cpu" if door == "cpu" else "tpu"  # "xla", "regions": who does the collectives of the device
         self.victim = min(2, world - 1)  # the rank that the fault is injected into
         self.store: Any = None
         self.backend = ""
@@ -297,7 +297,7 @@ def store_removed(c: Case) -> None:
 @case
 def cache_removed(c: Case) -> None:
     def fault() -> None:
-        shutil.rmtree(os.environ["FUSED_EAGER_CACHE_DIR"])
+        shutil.rmtree(os.environ["FUSED_EAGER_CACHE_DIR"], ignore_errors=True)  # in regions nothing is kept there
 
     c.steps(fault)
 
@@ -470,7 +470,7 @@ def run(name: str, door: str, world: int, heartbeat: float) -> dict[str, Any] | 
         FUSED_EAGER_CHECK_COLLECTIVES="1" if name == "differ" else "0",
         FUSED_EAGER_COMPILE="wait" if name.endswith("it_compiles") else "auto",
     )  # fmt: skip
-    os.environ.update(WORLD_SIZE=str(world), FUSED_EAGER_COLLECTIVES="xla" if door == "xla" else "host")
+    os.environ.update(WORLD_SIZE=str(world), FUSED_EAGER_COLLECTIVES=door if door in ("xla", "regions") else "host")
     with socket.create_server(("", 0)) as found:  # where JAX's runtimes meet, if they are to
         os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{found.getsockname()[1]}"
     pids = []

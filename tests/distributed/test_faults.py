@@ -23,7 +23,7 @@ LOST = (
     *("store_stopped", "stop_while_it_is_received_from", "stop_before_a_barrier", "stop_before_a_new_group"),
 )
 DOORS = ("cpu", "tpu")
-INSIDE_XLA = "xla"  # collectives of the device are launched, and XLA waits for the others
+INSIDE_XLA = ("xla", "regions")  # collectives of the device are launched, and XLA waits for the others
 AT_THE_END = 120  # of a process that learns at its end that its collectives have failed
 EXIT_CODE = 13  # of a wait that nothing could interrupt
 
@@ -102,20 +102,21 @@ def test_nobody_waits_for_what_a_lost_rank_compiles() -> None:
 
 def test_a_rank_is_lost_while_xla_waits_for_it() -> None:
     """It is stopped before a collective, and killed before the first one, for which XLA makes its connections."""
-    for result in run([("stop_in_backward", INSIDE_XLA), ("kill_while_it_compiles", INSIDE_XLA)], 3, 2.0):
+    cases = [("stop_in_backward", "xla"), ("kill_while_it_compiles", "xla"), ("stop_in_backward", "regions")]
+    for result in run(cases, 3, 2.0):
         check_lost(result, 2)
         assert result["ended"] < 2 * 2 + 10, f"it took {result['ended']} s to end"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [*DOORS, INSIDE_XLA])
+@pytest.mark.parametrize("door", [*DOORS, *INSIDE_XLA])
 def test_each_fault(door: str) -> None:
     for result in run([(name, door) for name in LOST], 4, 3.0):
         check_lost(result, 3, uninterrupted=result["name"] == "stop_before_a_new_group" and door == "cpu")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [*DOORS, INSIDE_XLA])
+@pytest.mark.parametrize("door", [*DOORS, *INSIDE_XLA])
 def test_what_is_no_fault(door: str) -> None:
     results = {result["name"]: result for result in run([(name, door) for name in FINE], 4, 3.0)}
     for result in results.values():
@@ -168,11 +169,11 @@ def test_a_hundred_faults(door: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [*DOORS, INSIDE_XLA])
+@pytest.mark.parametrize("door", [*DOORS, *INSIDE_XLA])
 def test_torchrun_starts_the_ranks_again(door: str, tmp_path: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FUSED_EAGER_")}
     given = {"FUSED_EAGER_CACHE_DIR": str(tmp_path / "cache"), "FUSED_EAGER_DEVICES": "1", "OMP_NUM_THREADS": "1"}
-    given["FUSED_EAGER_COLLECTIVES"] = "xla" if door == INSIDE_XLA else "host"
+    given["FUSED_EAGER_COLLECTIVES"] = door if door in INSIDE_XLA else "host"
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--standalone"]
     out = subprocess.run(
         [sys.executable, *command, "-m", "tests.distributed.restarted", str(tmp_path), door],

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # With how many programs.
 SUITES = {"each": 34, "training": 7, "parallel": 22, "differing": 7, "wider": 12, "exchanged": 18, "further": 17}
-OF_REGIONS = 5
+OTHERS = {"regions": 5, "inside": 8}  # which count what only some options have
 WAIT = {"compile": "wait", "native": "never"}
 Options = dict[str, Any] | None  # of a rank; None: it is plain
 
@@ -59,7 +59,7 @@ def check(suite: str, door: str, folder: Path, options: list[Options], world: in
         said = ranks(suite, door, folder, options, world)
         wrong = [f"rank {r}, {name}: {text}" for r, of in enumerate(said) for name, text in of.items() if text]
         assert not wrong, "\n".join(wrong)
-        assert all(len(of) == SUITES.get(suite, OF_REGIONS) for of in said)
+        assert all(len(of) == (SUITES | OTHERS)[suite] for of in said)
 
 
 def of_suites(*short: str) -> pytest.MarkDecorator:
@@ -80,6 +80,31 @@ def test_on_the_device(suite: str, tmp_path: Path) -> None:
 
 def test_collectives_inside_xla(tmp_path: Path) -> None:
     check("each", "device", tmp_path, [{"collectives": "xla"}], times=1)
+
+
+IN_REGIONS: Options = {"collectives": "regions"}
+
+
+def test_collectives_inside_regions(tmp_path: Path) -> None:
+    check("inside", "device", tmp_path, [IN_REGIONS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", [*SUITES, "inside"])
+@pytest.mark.parametrize(
+    "options",
+    [[IN_REGIONS], [{**IN_REGIONS, "mode": "strict"}], [{**IN_REGIONS, "mode": "debug"}],
+     [{**IN_REGIONS, "mode": "strict"}, {**IN_REGIONS, "mode": "fused"}]],
+    ids=str,
+)  # fmt: skip
+def test_collectives_inside_regions_in_every_mode(suite: str, options: list[Options], tmp_path: Path) -> None:
+    check(suite, "device", tmp_path, options, times=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", [*SUITES, "inside"])
+def test_collectives_inside_regions_on_four_ranks(suite: str, tmp_path: Path) -> None:
+    check(suite, "device", tmp_path, [IN_REGIONS], world=4, times=1)
 
 
 @pytest.mark.slow

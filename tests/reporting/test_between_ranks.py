@@ -108,3 +108,12 @@ def test_what_the_report_says_of_each() -> None:
     # Where C++ waits nobody knows for how long; by how much one is later than another takes the logs of all.
     assert "1 MB in 3 ms (333 MB/s), fetching 0 s, skew 4 ms\n" in str(merged([5e-3] * 4, [1e-3] * 4)) + "\n"
     assert "skew" not in str(loop({"group": "1", "ranks": 4}).report)
+
+
+def test_the_report_says_how_many_collectives_ran_inside_of_regions() -> None:
+    log = loop({})
+    assert "inside of regions" not in str(log.report)
+    for together in (True, True, False):
+        log.tell("agreement", collectives=3, together=together, wait_s=0.002, site="a.py:7")
+    told = " ".join(str(log.report).split())
+    assert "6 ran inside of regions, and 3 by themselves, where ranks differed to know that took 6 ms" in told

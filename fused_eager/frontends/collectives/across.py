@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fused_eager.fusion_rules.collectives import AXIS, Program, exchanged, gathered, scattered, summed
 from fused_eager.fusion_rules.deferred import jax
 
 from ...devices.accelerator import moved, shaped
@@ -27,8 +28,6 @@ from . import combined
 from .combined import Given, Got
 
 Tensor = torch.Tensor
-Program = Callable[..., Any]
-AXIS = "ranks"
 ON_SIMULATED = False  # whether the CPU does so, too, where it stands in for the devices
 _REASON = Reason("sync.collective", "between devices")
 
@@ -83,55 +82,6 @@ def _is_one_array(given: Sequence[Given]) -> bool:
     )
 
 
-# ---- programs of one part, (1, *shape), on each of the devices -----------------------------------------------------
-
-
-def summed(x: Any, kind: str, size: int) -> Any:
-    """The parts' sum, average, minimum or maximum, on each device."""
-    wide = _wide(x)
-    if kind not in ("MIN", "MAX"):
-        return _averaged(jax.lax.psum(wide, AXIS), kind, size).astype(x.dtype)
-    out = jax.lax.pmin(wide, AXIS) if kind == "MIN" else jax.lax.pmax(wide, AXIS)
-    if jax.numpy.issubdtype(x.dtype, jax.numpy.floating):  # between devices XLA leaves NaN out
-        some = jax.lax.psum(jax.numpy.isnan(wide).astype(jax.numpy.int32), AXIS)
-        out = jax.numpy.where(some > 0, jax.numpy.nan, out)
-    return out.astype(x.dtype)
-
-
-def scattered(x: Any, kind: str, size: int) -> Any:
-    """Of the parts' sum or average, a device's own piece."""
-    out = jax.lax.psum_scatter(_wide(x.reshape(size, -1)), AXIS, scatter_dimension=0)
-    return _averaged(out, kind, size).astype(x.dtype).reshape(1, -1)
-
-
-def _wide(x: Any) -> Any:
-    """Half types as float32, so that a sum is rounded once."""
-    return x.astype(jax.numpy.float32) if x.dtype in (jax.numpy.float16, jax.numpy.bfloat16) else x
-
-
-def _averaged(total: Any, kind: str, size: int) -> Any:
-    return total / size if kind == "AVG" else total
-
-
-def gathered(x: Any, kind: str, size: int) -> Any:
-    """All parts, one behind another, on each device."""
-    return jax.lax.all_gather(x, AXIS, tiled=True).reshape(1, -1)
-
-
-def chosen(x: Any, kind: str, size: int) -> Any:
-    """The part of one rank, `kind` by its number, on each device: its bits, as a sum of floats would lose some."""
-    is_bool, is_float = x.dtype == bool, jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
-    word = jax.numpy.dtype(f"uint{8 * x.dtype.itemsize}") if is_bool or is_float else x.dtype
-    bits = x.astype(word) if is_bool else jax.lax.bitcast_convert_type(x, word)
-    sent = jax.lax.psum(jax.numpy.where(jax.lax.axis_index(AXIS) == int(kind), bits, 0), AXIS).astype(word)
-    return sent.astype(bool) if is_bool else jax.lax.bitcast_convert_type(sent, x.dtype)
-
-
-def exchanged(x: Any, kind: str, size: int) -> Any:
-    """Of each part a device's own piece, one behind another."""
-    return jax.lax.all_to_all(x.reshape(size, -1), AXIS, split_axis=0, concat_axis=0).reshape(1, -1)
-
-
 @functools.lru_cache(maxsize=64)
 def laid_over(devices: tuple[Any, ...]) -> Any:
     """The sharding of an array of which each of these devices has a part."""
@@ -141,7 +91,11 @@ def laid_over(devices: tuple[Any, ...]) -> Any:
 @functools.lru_cache(maxsize=256)
 def compiled(program: Program, kind: str, devices: tuple[Any, ...]) -> Any:
     """A program for the parts on these devices, as a jitted function of the array that is laid over them."""
-    of_part, laid = functools.partial(program, kind=kind, size=len(devices)), laid_over(devices)
+    laid = laid_over(devices)
+
+    def of_part(part: Any) -> Any:  # (1, *shape)
+        return jax.tree.map(lambda out: out.reshape(1, -1), program(part.reshape(-1), kind=kind, size=len(devices)))
+
     return jax.jit(jax.shard_map(of_part, mesh=laid.mesh, in_specs=laid.spec, out_specs=laid.spec))
 
 

@@ -19,6 +19,8 @@ from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
 from fused_eager.cache.exits import call_at_exit, fail_at_exit
+from fused_eager.fusion_rules import collectives
+from fused_eager.fusion_rules.collectives import Program
 from fused_eager.fusion_rules.deferred import jax
 
 from ...devices.accelerator import moved, shaped
@@ -32,8 +34,7 @@ from ...xla import enable_x64
 from ..device import transfers
 from ..device.doors import CURRENT, DOORS
 from ..device.transfers import is_ours
-from . import across
-from .across import Program
+from . import across, in_regions
 
 Tensor = torch.Tensor
 
@@ -82,26 +83,28 @@ def _reduces(given: Given, tensors: Sequence[Tensor], scattered: bool = False) -
 
 def _allreduce(given: Given, of: Members) -> Parts:
     kind = _reduces(given, given["tensors"])
-    return [Part(t, across.summed, kind, [t]) for t in given["tensors"]] if kind else None
+    return [Part(t, collectives.summed, kind, [t]) for t in given["tensors"]] if kind else None
 
 
 def _reduce(given: Given, of: Members) -> Parts:
     kind, here = _reduces(given, given["tensors"]), given["root_rank"] == of.rank
-    return [Part(t, across.summed, kind, [t] if here else ()) for t in given["tensors"]] if kind else None
+    return [Part(t, collectives.summed, kind, [t] if here else ()) for t in given["tensors"]] if kind else None
 
 
 def _broadcast(given: Given, of: Members) -> Parts:
     root, on_a_tpu = given["root_rank"], DOORS[0].device.xla.platform == "tpu"
     if any(t.is_complex() or (on_a_tpu and t.dtype is torch.float64) for t in given["tensors"]):
         return None
-    return [Part(t, across.chosen, f"{root}", [t] if root != of.rank else ()) for t in given["tensors"]]
+    # The root's own is what it has; but as a program of all ranks it is the same with each.
+    writes = root != of.rank or in_regions.serves()
+    return [Part(t, collectives.chosen, f"{root}", [t] if writes else ()) for t in given["tensors"]]
 
 
 def _allgather(given: Given, of: Members) -> Parts:
     if len(given["input_tensors"]) != 1:
         return None
     (t,), (out,) = given["input_tensors"], given["output_tensors"]
-    return [Part(t, across.gathered, "", out)] if _are_alike([t, *out]) else None
+    return [Part(t, collectives.gathered, "", out)] if _are_alike([t, *out]) else None
 
 
 def _allgather_flat(given: Given, of: Members) -> Parts:
@@ -115,14 +118,14 @@ def _allgather_flat_coalesced(given: Given, of: Members) -> Parts:
 def _gathered(pairs: Sequence[tuple[Tensor, Tensor]], of: Members) -> Parts:
     if any(out.numel() != of.size * t.numel() for t, out in pairs):  # gloo has its error for it
         return None
-    return [Part(t, across.gathered, "", [out]) for t, out in pairs]
+    return [Part(t, collectives.gathered, "", [out]) for t, out in pairs]
 
 
 def _scattered(pairs: Sequence[tuple[Tensor, Tensor]], given: Given, of: Members) -> Parts:
     kind = _reduces(given, [t for t, _ in pairs], scattered=True)
     if not kind or any(t.numel() != of.size * out.numel() for t, out in pairs):
         return None
-    return [Part(t, across.scattered, kind, [out]) for t, out in pairs]
+    return [Part(t, collectives.scattered, kind, [out]) for t, out in pairs]
 
 
 def _reduce_scatter(given: Given, of: Members) -> Parts:
@@ -145,7 +148,7 @@ def _reduce_scatter_flat_coalesced(given: Given, of: Members) -> Parts:
 def _alltoall_flat(given: Given, of: Members) -> Parts:
     t, out = given["input"], given["output"]
     is_even = not (given["output_split_sizes"] or given["input_split_sizes"]) and t.numel() == out.numel()
-    return [Part(t, across.exchanged, "", [out])] if is_even and t.shape[0] % of.size == 0 else None
+    return [Part(t, collectives.exchanged, "", [out])] if is_even and t.shape[0] % of.size == 0 else None
 
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:
@@ -196,13 +199,19 @@ def serve(row: Collective, given: Given, group: Any, serving: Any, reason: Reaso
         _before_the_end()
         _attend()
         ended = told(row, serving, sum(t.nbytes for t in tensors), 0.0, str(reason.site))
-        try:
-            numbers = [_launched(part, of, reason) for part in parts]
-        except ValueError as error:  # of a program that has run at once
-            raise RuntimeError(str(error)) from error
-        _under_way.append(Launched(numbers, ended))
+        if in_regions.serves():
+            in_regions.record(parts, of.devices, of.rank, ended)
+            if waits:
+                in_regions.run_what_is_pending(reason)
+        else:
+            try:
+                numbers = [_launched(part, of, reason) for part in parts]
+            except ValueError as error:  # of a program that has run at once
+                raise RuntimeError(str(error)) from error
+            _under_way.append(Launched(numbers, ended))
         if waits:
-            _wait_for(numbers)
+            for launched in _under_way:
+                _wait_for(launched.numbers)
             _attend()
     return _in_the_queue([t for part in parts for t in part.to])
 
@@ -221,7 +230,7 @@ def _with_a_number(program: Program) -> Program:
 
     def both(x: Any, kind: str, size: int) -> Any:
         made = program(x, kind=kind, size=size)
-        return made, made.reshape(1, -1)[:, :1]
+        return made, made[:1]
 
     return both
 
@@ -252,6 +261,8 @@ class Launched:
 
 
 _under_way: list[Launched] = []
+in_regions.LAUNCHED.append(lambda token, ended: _under_way.append(Launched([token], ended)))
+AT_THE_END = Reason("sync.collective", "the program ends")
 LOOK = 0.01  # seconds
 
 
@@ -276,12 +287,16 @@ def _wait_for(numbers: Sequence[Any]) -> None:
 def _finish() -> None:
     """At the end of the process: wait for what has been launched, as the others need this rank for it; but not for a
     rank that is lost."""
+    failed = None
     try:
+        in_regions.run_what_is_pending(AT_THE_END)
         while _under_way and not job.is_lost():
             _attend()
             time.sleep(LOOK)
     except RuntimeError as error:
-        fail_at_exit(job.explain(error, "has come to its end", is_raised=False))
+        failed = job.explain(error, "has come to its end", is_raised=False)
+    if failed is not None:  # not while it is handled: it would be taken for one that ends the process anyway
+        fail_at_exit(failed)
 
 
 @functools.cache

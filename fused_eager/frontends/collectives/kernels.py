@@ -31,7 +31,7 @@ from ...ranks.work import described, told
 from ..device import transfers
 from ..device.doors import DOORS
 from ..device.transfers import is_ours
-from . import across_processes, grouping, lacking, reducers
+from . import across_processes, grouping, in_regions, lacking, reducers
 from .arriving import SILENT, ArrivingWork
 from .promised import of_a_cut
 
@@ -112,6 +112,7 @@ def _kernel(row: Collective) -> Callable[..., Any]:
         launched = across_processes.serve(row, given, group, serving, reason, waits=config.mode != "fused")
         if launched is not None:
             return (given[names[0]], launched.boxed()) if len(op._schema.returns) > 1 else launched.boxed()
+        in_regions.run_what_is_pending(reason)  # others may wait for that, and not for this
         began = time.monotonic()
         copies = Copies(row, reason)
         _run_what_is_read(row, given, reason)

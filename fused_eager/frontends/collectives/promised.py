@@ -18,8 +18,9 @@ class spmd_safe(contextlib.ContextDecorator):
     """The program says that in the body all ranks run the same ops, collectives included: `with spmd_safe():`, or
     `@spmd_safe()` and `@spmd_safe` on a function.
 
-    It is a promise that may be used, and need not be. Here every collective is a cut between two regions, with the
-    promise and without it, so the results are the same; the report says so where such a collective has ended a region.
+    It is a promise that may be used, and need not be: it changes no result. With `FUSED_EAGER_COLLECTIVES=regions`
+    collectives are compiled into regions, in the body and outside of it, as the ranks are asked each time whether they
+    run the same. Else a collective is a cut between two regions; the report says so where one has ended a region.
     """
 
     def __new__(cls, function: Any = None) -> Any:
@@ -39,4 +40,4 @@ class spmd_safe(contextlib.ContextDecorator):
 
 def of_a_cut(op: str) -> str:
     """What the report says of a collective that ends a region."""
-    return f"{op} (spmd_safe: collectives are in no region)" if _said.depth else op
+    return f"{op} (spmd_safe: in a region with FUSED_EAGER_COLLECTIVES=regions)" if _said.depth else op

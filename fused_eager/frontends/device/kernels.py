@@ -395,7 +395,7 @@ def register() -> None:
     for kind in ("NestedTensor", "Sparse", "SparseCsr"):
         for called, kernel in composed.kernels(kind, overloads()):
             lib.impl(called, uncompiled(as_kernel(kernel)), f"{kind}{KEY}")
-    for op in (*recurrent.OPS, *random.draws()):
+    for op in (*recurrent.OPS, *random.draws(), torch.ops.fused_eager.collective.default):
         RECORDED.append(op.name())
         ours.impl(op.name().removeprefix("fused_eager::"), uncompiled(_recorded(info_of(op))), KEY)
     rest.fallback(uncompiled(_fallback), KEY)

@@ -127,7 +127,7 @@ class _Pallas(types.ModuleType):
 def _devices() -> list[Any]:
     """The devices of JAX's that do the work, as the options say."""
     options = resolve()
-    if options.collectives == "xla":
+    if options.collectives != "host":
         multi_controller.join(options.progress)
     count = options.devices
     wanted = count or _local_ranks()

@@ -55,7 +55,7 @@ def data_parallel_with_a_static_graph(d: str) -> Any:
 @program("training")
 def ranks_on_different_devices(d: str) -> Any:
     """Every other rank trains on CPU tensors: the gradients meet in one group. (Not where XLA is who adds them up.)"""
-    is_on_device = RANK % 2 or os.environ.get("FUSED_EAGER_COLLECTIVES") == "xla"
+    is_on_device = RANK % 2 or os.environ.get("FUSED_EAGER_COLLECTIVES", "host") != "host"
     return data_parallel(d if is_on_device else "cpu")
 
 
