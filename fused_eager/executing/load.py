@@ -84,9 +84,8 @@ def load(
     of its collectives by itself."""
     nodes, config = stream.nodes, stream.config
     device = stream.device
-    ending = (
-        live, donatable, config.check_bounds, config.max_region, device.name, precision.switches(), stream.urgent, cuts
-    )  # fmt: skip
+    options = (config.check_bounds, config.max_region, device.name, cuts)
+    ending = (live, donatable, *options, precision.switches(), stream.urgent)
     # An interrupt may have come between a node and its step.
     known: MutableMapping[Hashable, Ready | Waiting] = stream.at.ready if stream.at.depth == len(nodes) else {}
     ready = known.get(ending)
@@ -97,7 +96,7 @@ def load(
                 device.housekeeping.turn()
         else:
             homes = homes_of_values(stream)
-            switches, urgent = ending[-3:-1]
+            switches, urgent = ending[-2:]
             work = Work(nodes, homes, live, donatable, config, reason, switches, _default(), device, urgent, cuts)
             for watch in WATCHERS:
                 watch(work)

@@ -108,7 +108,7 @@ class Execution:
 
         What others take that are under way counts; where that is too much together, they are waited for.
         """
-        if executable.needs < LARGE or Computation(self.nodes, region, {}).devices:
+        if executable.needs < LARGE or self._collectives(region):
             return False
         lacks = self.device.housekeeping.lacks
         before = DEFERRED.under_way()
@@ -121,6 +121,10 @@ class Execution:
         why = f"XLA needs {needed} at once for {executable.name}, and {has} are free"
         tell_region(self.config, self.nodes, region, why)
         return True
+
+    def _collectives(self, region: Region) -> int:
+        """How many a region holds."""
+        return len(collectives_of([self.nodes[i] for i in region.nodes])) if RANKS else 0
 
     def _xla(self, region: Region, executable: Executable) -> None:
         args = [as_array(self.values[v], self.device) for v in region.inputs]
@@ -141,9 +145,9 @@ class Execution:
         if kept is not None:
             outputs = verify.verify(Computation(self.nodes, region, self.homes), kept, outputs, run_alone)
         self.launch.tokens.append(flags)
-        held = collectives_of([self.nodes[i] for i in region.nodes])
+        held = self._collectives(region)
         if held:
-            RANKS[0].launched(len(held), flags)
+            RANKS[0].launched(held, flags)
         if executable.needs >= LARGE:
             self.launch.large.append((flags, executable.needs))
         if executable.checks:
