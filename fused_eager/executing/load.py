@@ -417,8 +417,8 @@ def _executable(work: Work, region: Region) -> Executable | None:
 
 def _economical(work: Work, region: Region, executable: Executable | None) -> Executable | None:
     """The executable; None, so that ATen runs the region, if it takes many times the memory that ATen may."""
-    if executable is None:
-        return None
+    if executable is None or collectives_of([work.nodes[i] for i in region.nodes]):  # those are XLA's alone
+        return executable
     inner = [r.vid for i in region.nodes for r in work.nodes[i].results]
     plain = sum(nbytes_of(work.homes[v]) for v in {*region.inputs, *inner})
     wastes = work.device.housekeeping.wastes(executable.needs, plain)
