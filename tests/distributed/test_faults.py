@@ -55,7 +55,7 @@ def check_lost(
         if rank == victim:
             continue
         codes = (EXIT_CODE,) if uninterrupted else (1,)
-        if result["door"] == INSIDE_XLA:  # it may have launched all, or wait for XLA, which nothing interrupts
+        if result["door"] in INSIDE_XLA:  # it may have launched all, or wait for XLA, which nothing interrupts
             codes = 1, AT_THE_END, EXIT_CODE
         assert code in codes, f"rank {rank} ended with {code}:\n{text}"
         assert f"rank {victim} " in text and "a wrong number" not in text, text
