@@ -207,8 +207,8 @@ def lower(computation: Computation, bounds: bool, device: Device = HOST) -> Lowe
             may_gain, rewritten = REWRITE.here
             if may_gain(avals, _is_pointwise(computation)):
                 traced, blocks = rewritten(jax.make_jaxpr(traced)(*avals), donated)
-        if computation.devices:
-            traced, avals = _of_ranks(traced, avals, computation.devices)
+        if devices := computation.devices:
+            traced, avals = _of_ranks(traced, avals, devices)
         jitted = jax.jit(traced, donate_argnums=donated, keep_unused=True).trace(*avals)
         lowered = jitted.lower()
         xla.let_go(jitted)
@@ -272,7 +272,8 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
     Raises:
         NodeFailed: one of its nodes has no lowering.
     """
-    in_subprocess = in_subprocess and not computation.devices
+    is_ours_alone = not computation.devices
+    in_subprocess = in_subprocess and is_ours_alone
     if in_subprocess:
         with lowering_for(device.xla.platform):
             get_ready(background.nice())
@@ -280,12 +281,12 @@ def build(computation: Computation, bounds: bool, in_subprocess: bool = True, de
     made = lower(computation, bounds, device)
     tracing = time.perf_counter() - started
     with tracing_for(device):
-        compiled = _of_all if computation.devices else _compiled
+        compiled = _compiled if is_ours_alone else _of_all
         loaded, portable, beside = compiled(made.lowered, in_subprocess, device)
     seconds = time.perf_counter() - started
     outputs = [computation.homes[v] for v in computation.region.outputs]
     taken = computation.taken(made.scratch)
-    if not computation.devices and (wrong := misfit_on(device, loaded, taken, outputs, len(made.checks))):
+    if is_ours_alone and (wrong := misfit_on(device, loaded, taken, outputs, len(made.checks))):
         raise ValidationError(f"compiling: of {computation.name}, {wrong}")
     call = direct(loaded, outputs, len(made.checks), device, made.scratch)
     code = portable if device.kin and isinstance(portable, Portable) else None

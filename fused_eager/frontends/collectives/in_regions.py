@@ -24,6 +24,7 @@ from ...executing import load, run
 from ...log import site
 from ...log.events import LOG
 from ...log.reasons import Reason
+from ...planning.plan import collective
 from ...ranks import job
 from ...ranks.agreement import Agreement
 from ...tracing.stream import Node, Stream
@@ -107,7 +108,7 @@ class _Ranks:
         beat, began = job.current(), time.perf_counter()
         if beat is None:
             return False
-        names = [node.args[3] for node in nodes]
+        names = [collective(node) for node in nodes]
         if digest:
             together = _agreements[id(beat), names[0]].reached(digest, len(names))
         else:
